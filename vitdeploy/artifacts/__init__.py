@@ -1,0 +1,1 @@
+"""What stages write and read: whole files with a description beside or inside them."""

@@ -1,0 +1,89 @@
+"""`Engine`: what a runtime loads, with a manifest that says where it may be loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.artifacts.files import (
+    file_digest,
+    from_json,
+    read_text,
+    require_file,
+    to_json,
+    write_text,
+)
+from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.errors import EngineError, InputError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class EngineManifest:
+    """Everything needed to refuse an engine before loading it, and to repeat the build.
+
+    `batch` is (smallest, optimal, largest); `targets` are the names the
+    engine was built for ('cpu', 'sm89'); `device` is the machine it was built
+    on, in words; `settings` are the runtime's own options.
+    """
+
+    backend: str
+    backend_version: str
+    model: ModelDescription
+    model_digest: str
+    engine_digest: str
+    targets: tuple[str, ...]
+    device: str
+    batch: tuple[int, int, int]
+    build_seconds: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    build_log: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+    kind: str = "engine"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine file and its manifest."""
+
+    path: Path
+    manifest: EngineManifest
+
+    @property
+    def size_bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+def write_manifest(engine: Engine) -> None:
+    """Write '<same>.json' beside the engine file."""
+    write_text(manifest_path(engine.path), to_json(engine.manifest))
+
+
+def manifest_path(engine: Path) -> Path:
+    return engine.with_suffix(".json")
+
+
+def read_engine(path: Path) -> Engine:
+    """Read an engine's manifest and check that the file is the one it describes.
+
+    Raises InputError where file or manifest are missing or unreadable,
+    EngineError where the engine's bytes are not the manifest's.
+    """
+    require_file(path, what="engine")
+    beside = manifest_path(path)
+    if path.suffix != ".engine":
+        raise InputError(
+            f"{path} is not an engine of vitdeploy",
+            hint="give the .engine file that `vitdeploy build-engine` wrote",
+        )
+    manifest = from_json(
+        read_text(beside, what="engine manifest"), EngineManifest, origin=str(beside)
+    )
+    if file_digest(path) != manifest.engine_digest:
+        raise EngineError(
+            f"{path} is not the file that {beside.name} describes",
+            hint="copy both again, or build the engine again",
+        )
+    return Engine(path, manifest)

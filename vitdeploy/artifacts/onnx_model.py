@@ -1,0 +1,155 @@
+"""`OnnxModel`: a graph file that explains itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from vitdeploy.artifacts.files import file_digest, from_json, require_file, to_json, write_text
+from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.errors import InputError
+
+SCHEMA_VERSION = 1
+METADATA_KEY = "vitdeploy"
+
+Precision = Literal["fp32", "fp16", "int8-fp32", "int8-fp16"]
+"""What is quantized, and what the rest computes in."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How far the graph on ONNX Runtime was from PyTorch on the same images.
+
+    `max_error` is the largest logit difference over the deviation of
+    PyTorch's logits; `agreement` the share of images with the same top-1.
+    """
+
+    images: int
+    batch_sizes: tuple[int, ...]
+    max_error: float
+    agreement: float
+    real_images: bool
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How an INT8 graph came about: the calibration set, and a reason per node."""
+
+    method: str
+    images: int
+    images_digest: str
+    quantized: tuple[str, ...]
+    kept: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """All that is known about a graph; stands in its metadata under 'vitdeploy'."""
+
+    source: SourceDescription
+    resolution: tuple[int, int]
+    precision: Precision
+    opset: int
+    input_name: str
+    output_name: str
+    passes: tuple[str, ...] = ()
+    parent_digest: str = ""
+    verification: Verification | None = None
+    quantization: Quantization | None = None
+    producer: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(channels, height, width) of one image."""
+        return (self.source.in_chans, *self.resolution)
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """An ONNX file with its digest and description."""
+
+    path: Path
+    digest: str
+    description: ModelDescription
+
+    @property
+    def size_bytes(self) -> int:
+        return self.path.stat().st_size
+
+
+@dataclass(frozen=True)
+class _Sidecar:
+    kind: str
+    file: str
+    digest: str
+    description: ModelDescription
+    schema_version: int = SCHEMA_VERSION
+
+
+def stem_of(description: ModelDescription, recipe_digest: str) -> str:
+    """'<model>_<H>x<W>_<precision>-<short digest>', the name all artifacts of a recipe share."""
+    height, width = description.resolution
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.source.name)
+    return f"{name}_{height}x{width}_{description.precision}-{recipe_digest[:8]}"
+
+
+def write_sidecar(model: OnnxModel) -> None:
+    """Write '<same>.json' beside the graph, so that folders can be searched quickly."""
+    sidecar = _Sidecar("onnx", model.path.name, model.digest, model.description)
+    write_text(model.path.with_suffix(".json"), to_json(sidecar))
+
+
+def read_onnx_model(path: Path) -> OnnxModel:
+    """Read a graph that vitdeploy wrote.
+
+    Raises InputError for a missing file, one that is no ONNX graph, one
+    without inputs and outputs, and one without vitdeploy's description.
+    """
+    proto = load_proto(path)
+    metadata = {entry.key: entry.value for entry in proto.metadata_props}
+    if METADATA_KEY not in metadata:
+        raise InputError(
+            f"{path} does not describe itself",
+            hint="export it with `vitdeploy export`, so that preprocessing and labels travel along",
+        )
+    description = from_json(
+        _current_schema(metadata[METADATA_KEY], path), ModelDescription, origin=str(path)
+    )
+    return OnnxModel(path, file_digest(path), description)
+
+
+def load_proto(path: Path) -> Any:
+    """The graph without its external data. Raises InputError where it is none."""
+    require_file(path, what="ONNX model")
+    try:
+        proto = onnx.load(str(path), load_external_data=False)
+    except (DecodeError, ValueError, UnicodeDecodeError) as error:
+        raise _not_a_graph(path) from error
+    if not proto.graph.input or not proto.graph.output:
+        raise _not_a_graph(path)
+    return proto
+
+
+def with_description(model: OnnxModel, **changes: Any) -> ModelDescription:
+    """The description of a graph made from `model`, naming it as its parent."""
+    return replace(model.description, parent_digest=model.digest, **changes)
+
+
+def _current_schema(text: str, path: Path) -> str:
+    if f'"schema_version": {SCHEMA_VERSION}' in text:
+        return text
+    raise InputError(
+        f"{path} was written by another version of vitdeploy", hint="export the model again"
+    )
+
+
+def _not_a_graph(path: Path) -> InputError:
+    return InputError(
+        f"{path} is not an ONNX graph, or is cut short",
+        hint="give the .onnx file that `vitdeploy export` wrote",
+    )

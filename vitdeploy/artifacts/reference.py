@@ -1,0 +1,95 @@
+"""`ReferenceOutputs`: the source's logits, so that a device without PyTorch can compare."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.artifacts.files import atomic_path, require_file
+from vitdeploy.errors import InputError
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ReferenceOutputs:
+    """What the source answered at one resolution, image by image.
+
+    `logits` is (images, classes) float32, in the order of `image_digests`.
+    """
+
+    logits: NDArray[np.float32]
+    image_digests: tuple[str, ...]
+    weights_digest: str
+    preprocessing_digest: str
+    resolution: tuple[int, int]
+
+    def for_images(self, digests: Sequence[str]) -> NDArray[np.float32]:
+        """The logits of these images, in this order. Raises InputError where one is missing."""
+        rows = {digest: row for row, digest in enumerate(self.image_digests)}
+        missing = [digest for digest in digests if digest not in rows]
+        if missing:
+            raise InputError(
+                f"the reference outputs lack {len(missing)} of {len(digests)} images",
+                hint="they were made from other images; make them again with "
+                "`vitdeploy evaluate --save-reference`",
+            )
+        return self.logits[[rows[digest] for digest in digests]]
+
+    def require_source(
+        self, weights_digest: str, preprocessing_digest: str, resolution: tuple[int, int]
+    ) -> None:
+        """Raise InputError unless the outputs are of this source, preprocessed this way."""
+        own = (self.weights_digest, self.preprocessing_digest, self.resolution)
+        asked = (weights_digest, preprocessing_digest, resolution)
+        names = ("weights", "preprocessing", "resolution")
+        different = [n for n, a, b in zip(names, own, asked, strict=True) if a != b]
+        if different:
+            raise InputError(
+                f"the reference outputs were made with other {' and '.join(different)}",
+                hint="make them again with `vitdeploy evaluate --save-reference`",
+            )
+
+
+def save(outputs: ReferenceOutputs, path: Path) -> None:
+    """Write an .npz file, whole or not at all."""
+    header = {
+        "schema_version": SCHEMA_VERSION,
+        "image_digests": outputs.image_digests,
+        "weights_digest": outputs.weights_digest,
+        "preprocessing_digest": outputs.preprocessing_digest,
+        "resolution": outputs.resolution,
+    }
+    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+        np.savez_compressed(stream, logits=outputs.logits, header=np.array(json.dumps(header)))
+
+
+def load(path: Path) -> ReferenceOutputs:
+    """Read reference outputs. Raises InputError for anything that is not such a file."""
+    require_file(path, what="reference file")
+    try:
+        with np.load(path, allow_pickle=False) as content:
+            header = json.loads(str(content["header"]))
+            logits = content["logits"]
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        raise InputError(
+            f"{path} does not hold reference outputs",
+            hint="make it with `vitdeploy evaluate --save-reference`",
+        ) from error
+    if header.pop("schema_version", None) != SCHEMA_VERSION:
+        raise InputError(f"{path} is of another version", hint="make it again")
+    if len(logits) != len(header["image_digests"]):
+        raise InputError(f"{path} is inconsistent", hint="make it again")
+    return ReferenceOutputs(
+        logits,
+        tuple(header["image_digests"]),
+        header["weights_digest"],
+        header["preprocessing_digest"],
+        (int(header["resolution"][0]), int(header["resolution"][1])),
+    )

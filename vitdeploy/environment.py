@@ -1,0 +1,107 @@
+"""What this machine is: hardware, drivers, library versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGES = (
+    "vitdeploy", "numpy", "onnx", "onnx-ir", "onnxruntime", "onnxruntime-gpu", "openvino",
+    "tensorrt", "tensorrt-rtx-cu13", "tensorrt-rtx", "torch", "torchvision", "timm", "pillow",
+)  # fmt: skip
+_INTERESTING_FEATURES = (
+    "avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16", "avx512_bf16",
+    "asimd", "asimddp", "i8mm", "sve",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A machine and its software, as it stands in manifests and reports."""
+
+    system: str
+    cpu: str
+    cpu_features: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    python: str
+    packages: dict[str, str]
+    gpu: str = ""
+
+    @property
+    def has_int8_dot_product(self) -> bool:
+        """Without it (VNNI, AMX, i8mm, ...) u8s8 products can saturate and INT8 rarely pays."""
+        return any(
+            feature in self.cpu_features
+            for feature in ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
+        )
+
+
+def describe() -> Environment:
+    """Look at this machine. Cheap: nothing heavy is imported."""
+    info = _cpuinfo()
+    flags = set((info.get("flags") or info.get("Features") or "").split())
+    return Environment(
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu=info.get("model name") or platform.processor() or platform.machine(),
+        cpu_features=tuple(name for name in _INTERESTING_FEATURES if name in flags),
+        cores=available_cores(),
+        memory_bytes=_memory_bytes(),
+        python=platform.python_version(),
+        packages=installed_packages(),
+        gpu=_gpu(),
+    )
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions of the packages that matter here, of those that are installed."""
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def has_nvidia_driver() -> bool:
+    """Whether an NVIDIA driver is loaded (server, desktop and Jetson kernels)."""
+    return any(Path(place).exists() for place in ("/proc/driver/nvidia/version", "/dev/nvhost-gpu"))
+
+
+def _gpu() -> str:
+    folder = Path("/proc/driver/nvidia/gpus")
+    if not folder.is_dir():
+        return ""
+    names = []
+    for information in sorted(folder.glob("*/information")):
+        for line in information.read_text().splitlines():
+            if line.startswith("Model:"):
+                names.append(line.split(":", 1)[1].strip())
+    return ", ".join(names)
+
+
+def _cpuinfo() -> dict[str, str]:
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return {}
+    first = path.read_text(errors="replace").split("\n\n", 1)[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 0

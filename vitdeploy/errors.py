@@ -1,0 +1,69 @@
+"""Every error vitdeploy raises on purpose, each with its exit code.
+
+The root is `VitDeployError`; only the command line catches it. Anything else
+that escapes is a bug of ours and shows its traceback (exit code 70).
+"""
+
+from __future__ import annotations
+
+
+class VitDeployError(Exception):
+    """What went wrong and where; `hint` says how to mend it."""
+
+    exit_code = 70
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class InputError(VitDeployError):
+    """A file, folder, name or option given by the user cannot be used."""
+
+    exit_code = 2
+
+
+class OutputError(InputError):
+    """The place results go to cannot be written (full, read-only, missing)."""
+
+
+class MissingDependencyError(VitDeployError):
+    """A package, driver or device that this step needs is not here."""
+
+    exit_code = 3
+
+
+class ExportError(VitDeployError):
+    """The model could not be turned into an ONNX graph that equals it."""
+
+    exit_code = 4
+
+
+class CalibrationError(VitDeployError):
+    """Ranges could not be gathered, or a graph could not be quantized."""
+
+    exit_code = 5
+
+
+class EngineError(VitDeployError):
+    """A runtime refused to build, load or run an engine."""
+
+    exit_code = 6
+
+
+class UnstableMeasurementError(VitDeployError):
+    """Timings did not settle; no figure is better than a wrong one."""
+
+    exit_code = 7
+
+
+class GateFailedError(VitDeployError):
+    """The work was done and its result is not good enough to ship."""
+
+    exit_code = 10
+
+
+class InconclusiveError(VitDeployError):
+    """The evidence neither supports nor refutes the claim."""
+
+    exit_code = 11

@@ -1,0 +1,207 @@
+"""Image folders: scanning, labels, decoding, batching.
+
+A folder is either flat (unlabelled images) or holds one sub-folder per class.
+Decoding follows what training pipelines do, and says so: EXIF rotation is
+applied, alpha is dropped, palettes, grayscale and CMYK become RGB, 16-bit
+images are scaled to 8 bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from vitdeploy.errors import InputError
+from vitdeploy.preprocessing import Preprocessing, Size
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+
+@dataclass(frozen=True)
+class ImageItem:
+    """One image file; `label` indexes the set's labels (None: unlabelled)."""
+
+    path: Path
+    label: int | None = None
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images in a fixed order. `labels` is empty where the folder is flat."""
+
+    root: Path
+    items: tuple[ImageItem, ...]
+    labels: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def is_labelled(self) -> bool:
+        return bool(self.labels)
+
+    def label_indices(self) -> NDArray[np.int64]:
+        """(images,) class indices. Raises InputError where the set is unlabelled."""
+        if not self.is_labelled:
+            raise InputError(
+                f"{self.root} holds images without labels",
+                hint="put them into one sub-folder per class, named as the model's labels",
+            )
+        return np.array([item.label for item in self.items], dtype=np.int64)
+
+    def take(self, indices: Sequence[int]) -> ImageSet:
+        """The images at `indices`, in that order."""
+        return ImageSet(self.root, tuple(self.items[i] for i in indices), self.labels)
+
+
+def scan(folder: Path, *, labels: Sequence[str] = ()) -> ImageSet:
+    """Find the images of `folder` and their labels.
+
+    With `labels` (a model's own), sub-folders are matched to them by name, so
+    that a class missing on disk shifts nothing. Without, class folders are
+    sorted naturally (1, 2, 10).
+
+    Raises InputError for a missing or empty folder, a folder with one class
+    only, and a sub-folder that is none of `labels`.
+    """
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise InputError(f"image folder {folder} {kind}", hint="give a folder of images")
+    class_folders = sorted(
+        (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")),
+        key=lambda entry: natural_key(entry.name),
+    )
+    found = {entry: _image_files(entry) for entry in class_folders}
+    found = {entry: files for entry, files in found.items() if files}
+    loose = _image_files(folder, recursive=False)
+    if not found and not loose:
+        raise InputError(
+            f"{folder} holds no images",
+            hint=f"expected files ending in {', '.join(sorted(SUFFIXES))}, or a sub-folder a class",
+        )
+    if found and loose:
+        raise InputError(
+            f"{folder} holds both class folders and {len(loose)} loose images",
+            hint=f"move {loose[0].name} and the others into a class folder or out of the way",
+        )
+    if loose:
+        return ImageSet(folder, tuple(ImageItem(path) for path in loose))
+    return _labelled(folder, found, labels)
+
+
+def _labelled(folder: Path, found: dict[Path, list[Path]], labels: Sequence[str]) -> ImageSet:
+    if len(found) == 1:
+        only = next(iter(found))
+        raise InputError(
+            f"{folder} holds one class only ({only.name})",
+            hint="one class proves nothing about a classifier; "
+            f"add the other class folders, or give {only} itself as unlabelled images",
+        )
+    names = tuple(labels) or tuple(entry.name for entry in found)
+    index = {name: i for i, name in enumerate(names)}
+    unknown = [entry.name for entry in found if entry.name not in index]
+    if unknown:
+        raise InputError(
+            f"{folder} has class folders that are no label of the model: {_listing(unknown)}",
+            hint=f"name the folders as the model's labels: {_listing(names)}",
+        )
+    items = (ImageItem(path, index[entry.name]) for entry, files in found.items() for path in files)
+    return ImageSet(folder, tuple(items), names)
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sort key under which '2' comes before '10'."""
+    parts = re.split(r"(\d+)", name)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def decode(path: Path) -> Image.Image:
+    """Read an image file as 8-bit RGB. Raises InputError where it cannot be read whole."""
+    try:
+        with Image.open(path) as image:
+            return _to_rgb(ImageOps.exif_transpose(image))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InputError(
+            f"image {path} cannot be read: {error}",
+            hint="remove or repair it; nothing is put in its place",
+        ) from error
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # Pillow's own conversion clips 16-bit values at 255 and turns them white.
+        wide = np.asarray(image).astype(np.int64)
+        image = Image.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
+    return image.convert("RGB")
+
+
+def image_digest(path: Path) -> str:
+    """sha256 of the file's bytes; names an image whatever it is called."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def unreadable(images: ImageSet) -> list[int]:
+    """Indices of the images that cannot be decoded, in order."""
+
+    def fails(item: ImageItem) -> bool:
+        try:
+            decode(item.path)
+        except InputError:
+            return True
+        return False
+
+    with ThreadPoolExecutor() as pool:
+        return [i for i, failed in enumerate(pool.map(fails, images.items)) if failed]
+
+
+def batches(
+    images: ImageSet, preprocessing: Preprocessing, size: Size, batch_size: int
+) -> Iterator[NDArray[np.float32]]:
+    """Preprocessed batches, (n, channels, height, width) float32; the last may be smaller.
+
+    Images are decoded ahead of use by a few threads; at most four batches are
+    held in memory.
+
+    Raises InputError naming the first image that cannot be read.
+    """
+
+    def load(item: ImageItem) -> NDArray[np.float32]:
+        return preprocessing.apply(decode(item.path), size)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        pending: deque[list[Future[NDArray[np.float32]]]] = deque()
+        starts = iter(range(0, len(images), batch_size))
+        try:
+            while True:
+                while len(pending) < 4 and (start := next(starts, None)) is not None:
+                    chunk = images.items[start : start + batch_size]
+                    pending.append([pool.submit(load, item) for item in chunk])
+                if not pending:
+                    return
+                yield np.stack([future.result() for future in pending.popleft()])
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _image_files(folder: Path, *, recursive: bool = True) -> list[Path]:
+    entries = folder.rglob("*") if recursive else folder.iterdir()
+    files = [
+        path
+        for path in entries
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+    ]
+    return sorted(files, key=lambda path: natural_key(str(path.relative_to(folder))))
+
+
+def _listing(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

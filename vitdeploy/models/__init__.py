@@ -1,0 +1,1 @@
+"""Sources of models: a timm name or a checkpoint file becomes a `SourceModel`."""

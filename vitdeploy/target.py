@@ -1,0 +1,79 @@
+"""`Target`: what an engine is made for. Every rule that depends on the device asks it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vitdeploy.errors import InputError
+
+_ALIASES = {
+    "jetson-orin": "sm87",
+    "jetson-thor": "sm110",
+    "t4": "sm75",
+    "a100": "sm80",
+    "a10": "sm86",
+    "l4": "sm89",
+    "h100": "sm90",
+    "h200": "sm90",
+    "b200": "sm100",
+    "rtx-30": "sm86",
+    "rtx-40": "sm89",
+    "rtx-50": "sm120",
+}
+_KNOWN = (75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
+_RTX = frozenset({75, 80, 86, 89, 120, 121})
+"""Compute capabilities TensorRT-RTX 1.7 can build for ahead of time."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A CPU (`compute_capability` is None) or an NVIDIA GPU of one compute capability.
+
+    `compute_capability` is written as in sm89: 10 x major + minor.
+    """
+
+    name: str
+    compute_capability: int | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.compute_capability is None
+
+    @property
+    def builds_in_tensorrt_rtx(self) -> bool:
+        return self.compute_capability in _RTX
+
+    @property
+    def has_fp32_gemm_in_tensorrt_rtx(self) -> bool:
+        """TensorRT-RTX compiles no FP32 matrix product for Turing (measured, 1.7.1)."""
+        return self.compute_capability is not None and self.compute_capability >= 80
+
+
+CPU = Target("cpu")
+
+
+def parse_targets(text: str) -> tuple[Target, ...]:
+    """'cpu', 'sm89', 'jetson-orin', or several NVIDIA targets as 'sm86,sm89,sm120'.
+
+    Raises InputError for unknown names and for a CPU mixed with GPUs.
+    """
+    targets = tuple(_parse(part.strip().lower()) for part in text.split(",") if part.strip())
+    if not targets:
+        raise InputError("no target was given", hint="for example --target cpu or --target sm89")
+    if len(targets) > 1 and any(target.is_cpu for target in targets):
+        raise InputError("a CPU and a GPU cannot share one engine", hint="build them apart")
+    return tuple(dict.fromkeys(targets))
+
+
+def _parse(name: str) -> Target:
+    if name == "cpu":
+        return CPU
+    match = re.fullmatch(r"sm_?(\d+)", _ALIASES.get(name, name))
+    if match and int(match[1]) in _KNOWN:
+        return Target(f"sm{match[1]}", int(match[1]))
+    raise InputError(
+        f"unknown target {name!r}",
+        hint=f"use cpu, {', '.join(f'sm{number}' for number in _KNOWN)}, "
+        f"or one of {', '.join(_ALIASES)}",
+    )

@@ -1,0 +1,1 @@
+"""Fine-tuning and training from scratch, small but real."""

@@ -1,0 +1,46 @@
+"""What a training run does, apart from its data and its starting weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitdeploy.errors import InputError
+
+MixedPrecision = Literal["auto", "no", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecipe:
+    """Hyper-parameters. `resolutions` are trained in turn, drawn per batch, squares in pixels.
+
+    `resolution_weights` are the odds of each (empty: all alike). `min_crop` is
+    the smallest share of an image's area that a random crop keeps.
+    """
+
+    epochs: int = 10
+    batch_size: int = 128
+    learning_rate: float = 1e-3
+    weight_decay: float = 0.05
+    warmup_share: float = 0.05
+    label_smoothing: float = 0.1
+    ema_decay: float = 0.998
+    clip_norm: float = 1.0
+    min_crop: float = 0.7
+    flip: bool = True
+    resolutions: tuple[int, ...] = ()
+    resolution_weights: tuple[float, ...] = ()
+    mixed_precision: MixedPrecision = "auto"
+    workers: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 2:
+            raise InputError("training needs at least one epoch and batches of two images")
+        if self.resolution_weights and len(self.resolution_weights) != len(self.resolutions):
+            raise InputError(
+                f"{len(self.resolution_weights)} odds for {len(self.resolutions)} resolutions",
+                hint="give one weight per resolution, or none",
+            )
+        if self.learning_rate <= 0 or not 0 < self.min_crop <= 1:
+            raise InputError("the learning rate must be above 0 and min_crop in (0, 1]")
