@@ -41,7 +41,7 @@ class Quantization:
 
     method: str
     images: int
-    images_digest: str
+    image_digests: tuple[str, ...]
     quantized: tuple[str, ...]
     kept: dict[str, str]
 

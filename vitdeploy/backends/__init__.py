@@ -1,0 +1,1 @@
+"""Runtimes behind one small interface."""

@@ -1,0 +1,1 @@
+"""PyTorch to typed ONNX graphs that are proved equal to the source."""

@@ -1,0 +1,1 @@
+"""Thin helpers over onnx_ir."""

@@ -1,0 +1,165 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy import environment
+from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
+from vitdeploy.artifacts.files import atomic_path, file_digest
+from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.backends.base import (
+    Availability,
+    BuildOptions,
+    checked_batch,
+    require_cpu_graph,
+    require_same_machine,
+)
+from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.progress import SILENT, Progress
+
+_PROVIDER = "CPUExecutionProvider"
+_INSTALL = "pip install 'vitdeploy[cpu]'"
+
+
+class GraphSession:
+    """A session on a graph file. Call with (n, channels, height, width) float32.
+
+    With `optimize` off, a Q/DQ graph is computed as it is written: that is its
+    reference meaning, which the fused int8 kernels are compared with.
+    """
+
+    def __init__(
+        self,
+        model: Path | bytes,
+        *,
+        optimize: bool = True,
+        threads: int | None = None,
+        name: str = "ONNX Runtime",
+        input_shape: tuple[int, ...] | None = None,
+        save_optimized_to: Path | None = None,
+    ) -> None:
+        runtime = _runtime()
+        options = runtime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = threads or environment.available_cores()
+        level = runtime.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        )
+        if not environment.describe().has_int8_dot_product:
+            # u8s8 products can saturate here; ONNX Runtime then keeps them exact.
+            options.add_session_config_entry("session.x64quantprecision", "1")
+        if save_optimized_to is not None:
+            options.optimized_model_filepath = str(save_optimized_to)
+        source = model if isinstance(model, bytes) else str(model)
+        try:
+            self._session = runtime.InferenceSession(source, options, providers=[_PROVIDER])
+        except runtime_errors() as error:
+            where = "the graph" if isinstance(model, bytes) else model
+            raise EngineError(
+                f"ONNX Runtime cannot load {where}: {error}",
+                hint="export it again; if that does not help, report the text above",
+            ) from error
+        self._shape = input_shape
+        self.name = name
+        self.output_names = [output.name for output in self._session.get_outputs()]
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The first output, (n, classes) float32."""
+        return self.run_all(batch)[0]
+
+    def run_all(self, batch: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """Every output of the graph, in the order of `output_names`."""
+        batch = checked_batch(batch, self._shape)
+        entry = self._session.get_inputs()[0]
+        try:
+            return self._session.run(None, {entry.name: batch})
+        except runtime_errors() as error:
+            raise EngineError(f"ONNX Runtime failed while running: {error}") from error
+
+
+class OnnxRuntimeBackend:
+    """Builds an engine by saving the graph as ONNX Runtime optimized it for this CPU."""
+
+    name = "onnxruntime"
+
+    def probe(self) -> Availability:
+        try:
+            return Availability(True, _runtime().__version__)
+        except MissingDependencyError as error:
+            return Availability(False, reason=f"{error}; {error.hint}")
+
+    def build(
+        self,
+        model: OnnxModel,
+        options: BuildOptions,
+        output: Path,
+        progress: Progress = SILENT,
+    ) -> Engine:
+        require_cpu_graph(model, options, "ONNX Runtime")
+        started = time.perf_counter()
+        with atomic_path(output) as temporary:
+            GraphSession(model.path, threads=options.threads, save_optimized_to=temporary)
+            digest = file_digest(temporary)
+        here = environment.describe()
+        manifest = EngineManifest(
+            backend=self.name,
+            backend_version=_runtime().__version__,
+            model=model.description,
+            model_digest=model.digest,
+            engine_digest=digest,
+            targets=("cpu",),
+            device=here.cpu,
+            batch=options.batch,
+            build_seconds=time.perf_counter() - started,
+            settings={
+                "provider": _PROVIDER,
+                "cpu_features": list(here.cpu_features),
+                "graph_optimization": "all",
+            },
+        )
+        engine = Engine(output, manifest)
+        write_manifest(engine)
+        return engine
+
+    def load(self, engine: Engine, *, threads: int | None = None) -> GraphSession:
+        require_same_machine(engine, _runtime().__version__)
+        manifest = engine.manifest
+        return GraphSession(
+            engine.path,
+            threads=threads,
+            name=f"ONNX Runtime {manifest.model.precision}",
+            input_shape=manifest.model.input_shape,
+        )
+
+
+def runtime_errors() -> tuple[type[BaseException], ...]:
+    """The exception types ONNX Runtime raises; they share no root of their own."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return (
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoModel,
+        state.NoSuchFile,
+        state.NotImplemented,
+        state.RuntimeException,
+    )
+
+
+def _runtime() -> Any:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"ONNX Runtime is not usable here: {error}", hint=_INSTALL
+        ) from error
+    return onnxruntime

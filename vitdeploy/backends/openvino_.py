@@ -1,0 +1,134 @@
+"""OpenVINO on the CPU."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy import environment
+from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
+from vitdeploy.artifacts.files import atomic_path, file_digest
+from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.backends.base import (
+    Availability,
+    BuildOptions,
+    checked_batch,
+    require_cpu_graph,
+    require_same_machine,
+)
+from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.progress import SILENT, Progress
+
+_INSTALL = "pip install 'vitdeploy[openvino]'"
+
+
+class OpenVinoSession:
+    """A compiled model; one request at a time."""
+
+    def __init__(self, compiled: Any, name: str, input_shape: tuple[int, ...]) -> None:
+        self._request = compiled.create_infer_request()
+        self._shape = input_shape
+        self.name = name
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        try:
+            answers = self._request.infer({0: checked_batch(batch, self._shape)})
+        except RuntimeError as error:
+            raise EngineError(f"OpenVINO failed while running: {error}") from error
+        # The request reuses its output memory; the caller's copy must not change.
+        return np.array(answers[0], dtype=np.float32)
+
+
+class OpenVinoBackend:
+    """Builds an engine by exporting the compiled model as OpenVINO's blob."""
+
+    name = "openvino"
+
+    def probe(self) -> Availability:
+        try:
+            return Availability(True, _runtime().__version__)
+        except MissingDependencyError as error:
+            return Availability(False, reason=f"{error}; {error.hint}")
+
+    def build(
+        self,
+        model: OnnxModel,
+        options: BuildOptions,
+        output: Path,
+        progress: Progress = SILENT,
+    ) -> Engine:
+        require_cpu_graph(model, options, "OpenVINO")
+        runtime = _runtime()
+        started = time.perf_counter()
+        settings = _settings(options.threads)
+        try:
+            compiled = runtime.Core().compile_model(str(model.path), "CPU", settings)
+            blob = compiled.export_model()
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO cannot compile {model.path.name}: {_first_line(error)}",
+                hint="export it again; if that does not help, report the text above",
+            ) from error
+        with atomic_path(output) as temporary:
+            temporary.write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else bytes(blob))
+            digest = file_digest(temporary)
+        here = environment.describe()
+        manifest = EngineManifest(
+            backend=self.name,
+            backend_version=runtime.__version__,
+            model=model.description,
+            model_digest=model.digest,
+            engine_digest=digest,
+            targets=("cpu",),
+            device=here.cpu,
+            batch=options.batch,
+            build_seconds=time.perf_counter() - started,
+            settings={"cpu_features": list(here.cpu_features), **settings},
+        )
+        engine = Engine(output, manifest)
+        write_manifest(engine)
+        return engine
+
+    def load(self, engine: Engine, *, threads: int | None = None) -> OpenVinoSession:
+        runtime = _runtime()
+        require_same_machine(engine, runtime.__version__)
+        try:
+            compiled = runtime.Core().import_model(
+                engine.path.read_bytes(), "CPU", _settings(threads)
+            )
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO cannot load {engine.path.name}: {_first_line(error)}",
+                hint="run `vitdeploy build-engine` again",
+            ) from error
+        manifest = engine.manifest
+        return OpenVinoSession(
+            compiled, f"OpenVINO {manifest.model.precision}", manifest.model.input_shape
+        )
+
+
+def _settings(threads: int | None) -> dict[str, Any]:
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads or environment.available_cores(),
+        # On AMX machines OpenVINO would pick bf16 by itself; the graph's types decide.
+        "INFERENCE_PRECISION_HINT": "f32",
+    }
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _runtime() -> Any:
+    try:
+        import openvino
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"OpenVINO is not usable here: {error}", hint=_INSTALL
+        ) from error
+    return openvino

@@ -1,0 +1,87 @@
+"""Which backends there are, and which one `auto` picks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+
+from vitdeploy import environment
+from vitdeploy.backends.base import Backend
+from vitdeploy.errors import InputError, MissingDependencyError
+from vitdeploy.target import Target
+
+ENTRY_POINT_GROUP = "vitdeploy.backends"
+
+
+def _onnxruntime() -> Backend:
+    from vitdeploy.backends.onnxruntime_ import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend()
+
+
+def _openvino() -> Backend:
+    from vitdeploy.backends.openvino_ import OpenVinoBackend
+
+    return OpenVinoBackend()
+
+
+def _tensorrt() -> Backend:
+    from vitdeploy.backends.tensorrt import tensorrt_backend
+
+    return tensorrt_backend()
+
+
+def _tensorrt_rtx() -> Backend:
+    from vitdeploy.backends.tensorrt import tensorrt_rtx_backend
+
+    return tensorrt_rtx_backend()
+
+
+_BUILT_IN: dict[str, Callable[[], Backend]] = {
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "tensorrt": _tensorrt,
+    "tensorrt-rtx": _tensorrt_rtx,
+}
+
+
+def names() -> list[str]:
+    """Built-in backends, then those of installed packages."""
+    return [*_BUILT_IN, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))]
+
+
+def get(name: str) -> Backend:
+    """The backend of this name. Raises InputError for an unknown one."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        if entry.name == name:
+            return entry.load()()
+    raise InputError(f"unknown backend {name!r}", hint=f"use auto, {', '.join(names())}")
+
+
+def choose(targets: Sequence[Target] | None) -> tuple[Backend, str]:
+    """The backend `auto` stands for, and why.
+
+    Raises MissingDependencyError where nothing installed serves the target.
+    """
+    gpu_asked = targets is not None and any(not target.is_cpu for target in targets)
+    if gpu_asked or (targets is None and environment.has_nvidia_driver()):
+        order = ("tensorrt", "tensorrt-rtx")
+        reason = "an NVIDIA target was asked for" if gpu_asked else "an NVIDIA driver is here"
+    else:
+        order = ("openvino", "onnxruntime")
+        cpu_asked = targets is not None
+        reason = "the CPU was asked for" if cpu_asked else "no NVIDIA driver is here"
+    failures = []
+    for name in order:
+        backend = get(name)
+        availability = backend.probe()
+        usable = availability.available and (availability.can_execute or name == "tensorrt-rtx")
+        if usable:
+            return backend, f"{reason}, and {name} {availability.version} is installed"
+        failures.append(f"{name}: {availability.reason or 'needs an NVIDIA driver'}")
+    raise MissingDependencyError(
+        f"no backend is usable: {'; '.join(failures)}",
+        hint="install one: pip install 'vitdeploy[cpu]' or 'vitdeploy[tensorrt-rtx]'",
+    )

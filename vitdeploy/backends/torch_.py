@@ -1,0 +1,24 @@
+"""PyTorch eager: the source model as a session, the baseline of every comparison."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitdeploy.backends.base import checked_batch
+from vitdeploy.models.source import SourceModel
+
+
+class TorchSession:
+    """Runs the source on the CPU in float32, in inference mode."""
+
+    def __init__(self, source: SourceModel, *, threads: int | None = None) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self._source = source
+        self._shape = (source.description.in_chans, *source.resolution)
+        self.name = "PyTorch eager fp32"
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._source.logits(checked_batch(batch, self._shape))

@@ -1,0 +1,111 @@
+"""Write a plan into the graph as QuantizeLinear/DequantizeLinear pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from vitdeploy.calibration.plan import LinearNode, QuantizationPlan
+from vitdeploy.calibration.ranges import quantize_weight, weight_scales
+from vitdeploy.errors import CalibrationError
+
+
+def insert_qdq(
+    model: ir.Model,
+    plan: QuantizationPlan,
+    activation_scales: Mapping[str, float],
+    *,
+    half_scales: bool = True,
+) -> ir.Model:
+    """Quantize the planned Linear layers, in place.
+
+    Each activation gets one Q/DQ pair however many layers read it; weights
+    are stored as int8 with one scale per output channel behind a
+    DequantizeLinear, so the file shrinks. Everything is symmetric int8 with
+    zero point 0, the one form that TensorRT and ONNX Runtime both take.
+
+    With `half_scales` scales are rounded to float16 before weights are
+    quantized with them, so that the int8-fp16 graph made from this one holds
+    the very same integers.
+    """
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    nodes = {node.name: node for node in model.graph}
+    activations: dict[str, ir.Value] = {}
+    weights: dict[tuple[str, int], ir.Value] = {}
+    for linear in plan.linear:
+        node = nodes[linear.name]
+        if linear.activation not in activations:
+            scale = _rounded(np.array(activation_scales[linear.activation]), half_scales)
+            activations[linear.activation] = _quantized_activation(
+                model.graph, values[linear.activation], scale
+            )
+        key = (linear.weight, linear.weight_axis)
+        if key not in weights:
+            weights[key] = _quantized_weight(model.graph, linear, half_scales)
+        node.replace_input_with(0, activations[linear.activation])
+        node.replace_input_with(1, weights[key])
+    return model
+
+
+def _rounded(scales: NDArray[np.floating], half: bool) -> NDArray[np.float32]:
+    if half:
+        scales = scales.astype(np.float16)
+    scales = scales.astype(np.float32)
+    if not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise CalibrationError(
+            "a scale does not fit into float16",
+            hint="the activations are beyond what FP16 can hold; keep this model in fp32",
+        )
+    return scales
+
+
+def _quantized_activation(graph: ir.Graph, value: ir.Value, scale: NDArray[np.float32]) -> ir.Value:
+    name = str(value.name)
+    producer = value.producer()
+    if producer is None:
+        raise CalibrationError(f"{name} is an input of the graph and is not quantized")
+    scale_value = _constant(graph, f"{name}_scale", scale)
+    zero = _constant(graph, f"{name}_zero_point", np.zeros((), dtype=np.int8))
+    quantize = ir.node("QuantizeLinear", [value, scale_value, zero], name=f"{name}/quantize")
+    integers = quantize.outputs[0]
+    integers.name, integers.dtype, integers.shape = f"{name}_int8", ir.DataType.INT8, value.shape
+    dequantize = ir.node("DequantizeLinear", [integers, scale_value, zero], name=f"{name}/dequant")
+    result = dequantize.outputs[0]
+    result.name, result.dtype, result.shape = f"{name}_dq", ir.DataType.FLOAT, value.shape
+    graph.insert_after(producer, [quantize, dequantize])
+    return result
+
+
+def _quantized_weight(graph: ir.Graph, linear: LinearNode, half: bool) -> ir.Value:
+    original = graph.initializers[linear.weight]
+    tensor = original.const_value
+    assert tensor is not None  # the plan holds constant weights only
+    weight = tensor.numpy()
+    scales = _rounded(weight_scales(weight, linear.weight_axis), half)
+    integers = quantize_weight(weight, scales, linear.weight_axis)
+    inputs = [
+        _constant(graph, f"{linear.weight}_int8", integers),
+        _constant(graph, f"{linear.weight}_scale", scales),
+        _constant(graph, f"{linear.weight}_zero_point", np.zeros(len(scales), dtype=np.int8)),
+    ]
+    node = ir.node(
+        "DequantizeLinear",
+        inputs,
+        {"axis": linear.weight_axis},
+        name=f"{linear.name}/weight_dequant",
+    )
+    result = node.outputs[0]
+    result.name = f"{linear.weight}_dq_{linear.weight_axis}"
+    result.dtype, result.shape = ir.DataType.FLOAT, ir.Shape(list(weight.shape))
+    graph.insert_before(graph[0], node)
+    return result
+
+
+def _constant(graph: ir.Graph, name: str, array: NDArray) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
+    value.dtype, value.shape = value.const_value.dtype, ir.Shape(list(array.shape))  # type: ignore[union-attr]
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,1 @@
+"""Graph passes of the export, one per file."""

@@ -1,0 +1,95 @@
+"""Proof that a graph computes what PyTorch computes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.artifacts.onnx_model import Verification
+from vitdeploy.backends.onnxruntime_ import GraphSession
+from vitdeploy.errors import ExportError, InputError
+from vitdeploy.images import ImageSet, batches
+from vitdeploy.models.source import SourceModel
+
+BATCH_SIZES = (1, 2, 5)
+TOLERANCE = 1e-4
+"""Largest logit difference allowed, in deviations of the source's logits."""
+
+_FLAT = 1e-3
+"""Logits that deviate less than this share of their magnitude prove nothing."""
+
+
+def sample_images(
+    source: SourceModel, images: ImageSet | None, *, seed: int = 0
+) -> tuple[NDArray[np.float32], bool]:
+    """(8, channels, height, width) inputs to compare on, and whether they are real images.
+
+    With images, eight spread over the set; without, seeded smooth noise.
+    """
+    count = sum(BATCH_SIZES)
+    if images is not None:
+        chosen = np.linspace(0, len(images) - 1, count).round().astype(int)
+        picked = images.take(chosen.tolist())
+        preprocessing = source.description.preprocessing
+        return next(batches(picked, preprocessing, source.resolution, count)), True
+    generator = np.random.default_rng(seed)
+    height, width = source.resolution
+    channels = source.description.in_chans
+    coarse = generator.normal(size=(count, channels, 8, 8)).astype(np.float32)
+    rows = np.arange(height) * 8 // height
+    columns = np.arange(width) * 8 // width
+    smooth = coarse[:, :, rows][:, :, :, columns]
+    noise = generator.normal(size=smooth.shape).astype(np.float32)
+    return (smooth + 0.3 * noise).astype(np.float32), False
+
+
+def verify(
+    graph: bytes, source: SourceModel, inputs: NDArray[np.float32], *, real_images: bool
+) -> Verification:
+    """Run the graph at batch 1, 2 and 5 on ONNX Runtime against PyTorch.
+
+    Raises ExportError where logits differ by more than `TOLERANCE` deviations,
+    where a value is not finite, or where PyTorch's logits hardly vary between
+    images (then any graph would pass).
+    """
+    expected = source.logits(inputs)
+    spread = logit_spread(expected)
+    session = GraphSession(graph)
+    parts, start = [], 0
+    for size in BATCH_SIZES:
+        part = inputs[start : start + size]
+        try:
+            parts.append(session.run(part))
+        except InputError as error:
+            raise ExportError(f"the graph does not take a batch of {size}: {error}") from error
+        start += size
+    answered = np.concatenate(parts)
+    if not np.isfinite(answered).all():
+        raise ExportError(
+            "the graph answers values that are not finite",
+            hint="report this with the model's name; the graph was not written",
+        )
+    error = float(np.abs(answered - expected).max() / spread)
+    if error > TOLERANCE:
+        raise ExportError(
+            f"the graph differs from PyTorch by {error:.2e} deviations of the logits "
+            f"(at most {TOLERANCE:.0e} is allowed)",
+            hint="report this with the model's name; the graph was not written",
+        )
+    agreement = float((answered.argmax(-1) == expected.argmax(-1)).mean())
+    return Verification(len(inputs), BATCH_SIZES, error, agreement, real_images)
+
+
+def logit_spread(logits: NDArray[np.float32]) -> float:
+    """Deviation of the logits between images. Raises ExportError where there is none."""
+    if not np.isfinite(logits).all():
+        raise ExportError(
+            "PyTorch itself answers values that are not finite", hint="check the weights"
+        )
+    spread = float((logits - logits.mean(0)).std())
+    if spread <= _FLAT * float(np.abs(logits).mean()) or spread == 0.0:
+        raise ExportError(
+            "PyTorch answers nearly the same for every image, so nothing can be verified",
+            hint="give trained weights; random ones with LayerScale answer almost zero",
+        )
+    return spread
