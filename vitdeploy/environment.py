@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -105,3 +106,25 @@ def _memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return 0
+
+
+def cache_folder() -> Path:
+    """Where vitdeploy keeps what it can make again ($XDG_CACHE_HOME/vitdeploy)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "vitdeploy"
+
+
+def unique_suffix() -> str:
+    """A suffix no other process or thread uses."""
+    return f"{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def conflicts(packages: dict[str, str]) -> list[str]:
+    """Packages that break each other, each with its remedy."""
+    found = []
+    if "onnxruntime" in packages and "onnxruntime-gpu" in packages:
+        found.append(
+            "onnxruntime and onnxruntime-gpu are installed together and overwrite each other's "
+            "files; pip uninstall both, then install one: pip install onnxruntime-gpu"
+        )
+    return found

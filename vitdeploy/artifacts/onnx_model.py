@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -96,6 +97,20 @@ def stem_of(description: ModelDescription, recipe_digest: str) -> str:
     height, width = description.resolution
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.source.name)
     return f"{name}_{height}x{width}_{description.precision}-{recipe_digest[:8]}"
+
+
+def recipe_digest(description: ModelDescription) -> str:
+    """Digest of all that decides the graph: source, preprocessing, size, precision, parent."""
+    parts = (
+        description.source.weights_digest,
+        description.source.preprocessing.digest,
+        description.resolution,
+        description.precision,
+        description.opset,
+        description.passes,
+        description.parent_digest,
+    )
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def write_sidecar(model: OnnxModel) -> None:

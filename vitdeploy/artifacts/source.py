@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from vitdeploy.artifacts.files import from_json, require_file
+from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing
+
+CHECKPOINT_KEY = "vitdeploy"
+_LARGEST_HEADER = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -32,3 +39,24 @@ class SourceDescription:
     @property
     def num_classes(self) -> int:
         return len(self.labels)
+
+
+def description_in(checkpoint: Path) -> SourceDescription | None:
+    """The description inside a safetensors file; None where it carries none of ours.
+
+    Reads the header alone (8 bytes of length, then JSON), without PyTorch.
+    Raises InputError where the file is missing or no safetensors file.
+    """
+    require_file(checkpoint, what="checkpoint")
+    with checkpoint.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = stream.read(length) if length < _LARGEST_HEADER else b""
+    try:
+        metadata = json.loads(header).get("__metadata__", {})
+    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        raise InputError(
+            f"checkpoint {checkpoint} is not a safetensors file, or is cut short",
+            hint="copy it again",
+        ) from error
+    text = metadata.get(CHECKPOINT_KEY)
+    return None if text is None else from_json(text, SourceDescription, origin=str(checkpoint))

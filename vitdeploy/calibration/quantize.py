@@ -8,6 +8,7 @@ from pathlib import Path
 from vitdeploy.artifacts.onnx_model import (
     OnnxModel,
     Quantization,
+    recipe_digest,
     stem_of,
     with_description,
 )
@@ -17,7 +18,6 @@ from vitdeploy.calibration.qdq import insert_qdq
 from vitdeploy.calibration.ranges import RangeMethod, activation_scale
 from vitdeploy.calibration.statistics import collect
 from vitdeploy.errors import CalibrationError
-from vitdeploy.export.export import recipe_digest
 from vitdeploy.graph import files
 from vitdeploy.progress import SILENT, Progress
 

@@ -1,0 +1,108 @@
+"""The command line: one module a command, loaded only when it is called.
+
+`vitdeploy --help` imports click and nothing else, so it answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+import traceback
+from types import FrameType
+
+import click
+
+from vitdeploy import __version__
+from vitdeploy.errors import VitDeployError
+
+_COMMANDS = {
+    "demo": ("demo", "Take the embedded model all the way, offline, in about a minute."),
+    "train": ("train", "Fine-tune or train a ViT on an image folder."),
+    "export": ("export", "PyTorch to a verified ONNX graph, at any resolution."),
+    "build-engine": ("build_engine", "A graph to FP32, FP16 or INT8 engines for a device."),
+    "evaluate": ("evaluate", "Judge an engine against its source on the same images."),
+    "benchmark": ("benchmark", "Time engines interleaved with their source."),
+    "report": ("report", "Write the findings as JSON, Markdown and HTML."),
+    "doctor": ("doctor", "What this machine can do, and what is missing."),
+}
+_INTERRUPTED = 130
+_BUG = 70
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' one-line helps without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"vitdeploy.cli.{_COMMANDS[cmd_name][0]}")
+        return module.command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in _COMMANDS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], list(_COMMANDS), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands, in the order of the work"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vitdeploy")
+def cli() -> None:
+    """Take a Vision Transformer from PyTorch to the engine that runs it best,
+    at any resolution, and prove that nothing was lost on the way.
+
+    What a command is not told comes from vitdeploy.toml in this folder and from
+    the newest artifact of the same model; it says what it picked.
+
+    Exit codes: 0 done, 2 usage or input, 3 a dependency or device is missing,
+    4 export, 5 calibration, 6 engine, 7 measurement unstable, 10 a gate failed,
+    11 inconclusive, 70 our bug, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Run the command line and exit with the code of what happened."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.Abort:
+        code = _say("interrupted; nothing half-written was left behind", None, _INTERRUPTED)
+    except KeyboardInterrupt:
+        code = _say("interrupted; nothing half-written was left behind", None, _INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except VitDeployError as error:
+        code = _say(str(error), error.hint, error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`); there is nobody to tell.
+        sys.stderr.close()
+        code = 0
+    except Exception:  # noqa: BLE001 - shown whole, with the exit code that says so
+        traceback.print_exc()
+        code = _say("this is a bug of vitdeploy", "report it with the lines above", _BUG)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str, hint: str | None, code: int) -> int:
+    click.echo(f"error: {message}", err=True)
+    if hint:
+        click.echo(f" hint: {hint}", err=True)
+    return code
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,1 @@
+"""The embedded demo: a trained model, calibration and evaluation images, reference outputs."""

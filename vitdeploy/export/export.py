@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-import onnx_ir as ir
 import torch
 
 from vitdeploy import __version__
 from vitdeploy.artifacts.onnx_model import (
     ModelDescription,
     OnnxModel,
+    recipe_digest,
     stem_of,
-    with_description,
 )
 from vitdeploy.errors import InputError
-from vitdeploy.export.passes.float16 import to_float16
 from vitdeploy.export.passes.module_names import name_nodes_by_module
 from vitdeploy.export.trace import DEFAULT_OPSET, INPUT_NAME, OUTPUT_NAME, trace
 from vitdeploy.export.verify import sample_images, verify
@@ -25,8 +22,6 @@ from vitdeploy.graph import files
 from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
 from vitdeploy.progress import SILENT, Progress
-
-_HALF_OF = {"fp32": "fp16", "int8-fp32": "int8-fp16"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,36 +74,3 @@ def export(
         saved = files.save(model, description, path)
         task.advance()
     return saved
-
-
-def to_half(model: OnnxModel, folder: Path) -> OnnxModel:
-    """Write the graph with float16 in place of float32: fp32 to fp16, int8-fp32 to int8-fp16.
-
-    Raises InputError where the rest of the graph is float16 already,
-    ExportError where a weight does not fit.
-    """
-    precision = _HALF_OF.get(model.description.precision)
-    if precision is None:
-        raise InputError(
-            f"{model.path.name} computes in float16 already", hint="give the fp32 graph"
-        )
-    graph: ir.Model = to_float16(files.load(model))
-    description = with_description(
-        model, precision=precision, passes=(*model.description.passes, "to_float16")
-    )
-    path = folder / f"{stem_of(description, recipe_digest(description))}.onnx"
-    return files.save(graph, description, path)
-
-
-def recipe_digest(description: ModelDescription) -> str:
-    """Digest of all that decides the graph: source, preprocessing, size, precision, parent."""
-    parts = (
-        description.source.weights_digest,
-        description.source.preprocessing.digest,
-        description.resolution,
-        description.precision,
-        description.opset,
-        description.passes,
-        description.parent_digest,
-    )
-    return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from vitdeploy.artifacts.files import atomic_path, from_json, require_file, to_json
-from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.artifacts.files import atomic_path, require_file, to_json
+from vitdeploy.artifacts.source import CHECKPOINT_KEY, SourceDescription
 from vitdeploy.errors import InputError
-
-_KEY = "vitdeploy"
 
 
 def save(path: Path, state: dict[str, torch.Tensor], description: SourceDescription) -> None:
@@ -22,23 +20,9 @@ def save(path: Path, state: dict[str, torch.Tensor], description: SourceDescript
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with atomic_path(path) as temporary:
         try:
-            save_file(tensors, temporary, metadata={_KEY: to_json(description)})
+            save_file(tensors, temporary, metadata={CHECKPOINT_KEY: to_json(description)})
         except SafetensorError as error:
             raise OSError(*_os_error_arguments(error)) from error
-
-
-def read_description(path: Path) -> SourceDescription | None:
-    """The description inside a safetensors file; None where it carries none of ours."""
-    require_file(path, what="checkpoint")
-    if path.suffix != ".safetensors":
-        return None
-    try:
-        with safe_open(path, framework="pt") as reader:
-            metadata = reader.metadata() or {}
-    except SafetensorError as error:
-        raise _unreadable(path, error) from error
-    text = metadata.get(_KEY)
-    return None if text is None else from_json(text, SourceDescription, origin=str(path))
 
 
 def read_state(path: Path) -> dict[str, torch.Tensor]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.artifacts.files import require_file
+from vitdeploy.artifacts.source import SourceDescription, description_in
 from vitdeploy.errors import InputError
 from vitdeploy.models import checkpoint, timm_
 from vitdeploy.models.source import SourceModel, weights_digest
@@ -66,7 +67,8 @@ def _described_checkpoint(request: ModelRequest) -> tuple[Path, SourceDescriptio
     path = request.checkpoint
     if path is None and _looks_like_file(request.name):
         path = Path(request.name)
-        description = checkpoint.read_description(path)
+        require_file(path, what="checkpoint")
+        description = description_in(path) if path.suffix == ".safetensors" else None
         if description is None:
             raise InputError(
                 f"{path} does not say which architecture it belongs to",

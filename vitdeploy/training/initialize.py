@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
+
+from vitdeploy.models.source import SourceModel, weights_digest
 
 POSITION_DEVIATION = 0.2
 
@@ -21,3 +25,10 @@ def widen_positions(module: nn.Module, seed: int = 0) -> nn.Module:
         with torch.no_grad():
             nn.init.trunc_normal_(positions, std=POSITION_DEVIATION, generator=generator)
     return module
+
+
+def from_scratch(source: SourceModel, seed: int = 0) -> SourceModel:
+    """`source` with starting weights fit for training; its description names them."""
+    module = widen_positions(source.module, seed)
+    digest = weights_digest(module.state_dict())
+    return replace(source, description=replace(source.description, weights_digest=digest))

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from vitdeploy.benchmarks.throughput import Measurement, TimingConfig, measure_interleaved
+from vitdeploy.errors import InputError, UnstableMeasurementError
+
+BATCH = np.zeros((4, 3, 8, 8), np.float32)
+
+
+class FakeMachine:
+    """A clock that only the sessions move; `slowness` is of the whole machine."""
+
+    def __init__(self, slowness: Callable[[float], float] = lambda _: 1.0) -> None:
+        self.now = 0.0
+        self.slowness = slowness
+        self.order: list[str] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def session(self, name: str, ms: float) -> FakeSession:
+        return FakeSession(self, name, lambda _: ms)
+
+
+class FakeSession:
+    def __init__(self, machine: FakeMachine, name: str, ms: Callable[[int], float]) -> None:
+        self.machine, self.name, self.ms, self.runs = machine, name, ms, 0
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.machine.order.append(self.name)
+        self.machine.now += self.ms(self.runs) / 1000 * self.machine.slowness(self.machine.now)
+        self.runs += 1
+        return np.zeros((len(batch), 10), np.float32)
+
+
+ONE_RUN = TimingConfig(warmups=1, min_round_ms=0, window=3)
+
+
+def test_every_session_takes_every_position_equally_often() -> None:
+    machine = FakeMachine()
+    sessions = [machine.session(name, 10) for name in "ABC"]
+    measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+    rounds = "".join(machine.order)[3:]
+    assert rounds == "ABCBCACAB" * 3
+    for position in range(3):
+        assert sorted(rounds[position::3]) == sorted("ABC" * 3)
+
+
+def test_samples_are_ms_of_one_run_and_ratios_against_the_first() -> None:
+    machine = FakeMachine()
+    sessions = [machine.session("torch", 30), machine.session("engine", 12)]
+    config = TimingConfig(warmups=2, min_round_ms=100, window=4)
+    found = measure_interleaved(sessions, BATCH, config=config, clock=machine.clock)
+    torch, engine = found.measurements
+    assert engine.samples_ms == pytest.approx([12.0] * 12)
+    assert (torch.repeats, engine.repeats) == (4, 9)
+    assert engine.images_per_second() == pytest.approx(4000 / 12)
+    (speedup,) = found.speedups
+    assert (speedup.name, speedup.baseline, speedup.batch) == ("engine", "torch", 4)
+    assert (speedup.low, speedup.ratio, speedup.high) == pytest.approx((2.5, 2.5, 2.5))
+    assert found.stable
+    assert found.drift == pytest.approx(0, abs=1e-9)
+
+
+def test_what_slows_the_machine_leaves_the_ratio() -> None:
+    machine = FakeMachine(lambda now: 1 + 0.02 * np.sin(7 * now))
+    sessions = [machine.session("torch", 30), machine.session("engine", 10)]
+    found = measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+    assert found.speedups[0].ratio == pytest.approx(3, rel=0.01)
+
+
+def test_timings_that_never_settle_are_refused_unless_accepted() -> None:
+    def measure(accept: bool):
+        machine = FakeMachine(lambda now: 1 + now)
+        config = TimingConfig(
+            warmups=1, min_round_ms=0, window=3, max_seconds=2, accept_unstable=accept
+        )
+        sessions = [machine.session("torch", 50), machine.session("engine", 25)]
+        return measure_interleaved(sessions, BATCH, config=config, clock=machine.clock)
+
+    with pytest.raises(UnstableMeasurementError, match="still differ by"):
+        measure(accept=False)
+    accepted = measure(accept=True)
+    assert not accepted.stable
+    assert accepted.drift > 0.05
+
+
+def test_an_engine_alone_that_slows_down_is_unstable() -> None:
+    machine = FakeMachine()
+    heating = FakeSession(machine, "engine", lambda runs: 10 * 1.02**runs)
+    config = TimingConfig(warmups=1, min_round_ms=0, window=4, max_seconds=3)
+    sessions = [machine.session("torch", 10), heating]
+    with pytest.raises(UnstableMeasurementError):
+        measure_interleaved(sessions, BATCH, config=config, clock=machine.clock)
+
+
+def test_a_late_start_is_measured_through() -> None:
+    machine = FakeMachine()
+    settling = FakeSession(machine, "engine", lambda runs: 10 if runs > 30 else 20)
+    sessions = [machine.session("torch", 20), settling]
+    found = measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+    assert found.stable
+    assert len(found.measurements[1].samples_ms) >= 12
+
+
+def test_too_little_time_is_unstable_rather_than_a_figure() -> None:
+    machine = FakeMachine()
+    config = TimingConfig(warmups=1, min_round_ms=0, max_seconds=0.001)
+    with pytest.raises(UnstableMeasurementError):
+        measure_interleaved([machine.session("a", 50)], BATCH, config=config, clock=machine.clock)
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"]])
+def test_names_must_tell_sessions_apart(names: list[str]) -> None:
+    machine = FakeMachine()
+    with pytest.raises(InputError):
+        measure_interleaved([machine.session(n, 1) for n in names], BATCH, clock=machine.clock)
+
+
+def test_percentiles_come_from_the_raw_samples() -> None:
+    measured = Measurement("a", 2, 1, 1, tuple(float(v) for v in range(101)))
+    assert (measured.p50_ms(), measured.p90_ms(), measured.p99_ms()) == (50, 90, 99)
+    assert measured.ms_per_image() == 25
+
+
+def test_a_config_without_warm_up_is_refused() -> None:
+    with pytest.raises(InputError):
+        TimingConfig(warmups=0)

@@ -1,0 +1,353 @@
+"""The stages as Python functions: train, export, build, evaluate, benchmark, report.
+
+Each takes and returns artifacts; the command line is a thin face over them.
+PyTorch and timm are imported by the functions that need the source model, so
+a device that only runs engines needs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.artifacts.engine import Engine
+from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
+from vitdeploy.artifacts.reference import ReferenceOutputs
+from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.backends import registry
+from vitdeploy.backends.base import Backend, BuildOptions, Session
+from vitdeploy.benchmarks import evaluation
+from vitdeploy.benchmarks.accuracy import compare
+from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.throughput import (
+    BenchmarkResult,
+    TimingConfig,
+    measure_interleaved,
+)
+from vitdeploy.calibration import image_set
+from vitdeploy.calibration.quantize import QuantizationOptions, quantize
+from vitdeploy.errors import InputError, MissingDependencyError
+from vitdeploy.images import ImageSet, image_digest
+from vitdeploy.progress import SILENT, Progress
+from vitdeploy.target import CPU, Target
+
+if TYPE_CHECKING:
+    from vitdeploy.export.export import ExportOptions
+    from vitdeploy.models.load import ModelRequest
+    from vitdeploy.models.source import SourceModel
+    from vitdeploy.training.loop import EpochResult
+    from vitdeploy.training.recipe import TrainingRecipe
+
+BuildPrecision = Literal["fp32", "fp16", "int8"]
+
+
+@contextmanager
+def needs_torch(what: str) -> Iterator[None]:
+    """Turn a missing PyTorch, torchvision or timm into one error with its remedy."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{what} needs the source model, and {error.name or error} is not installed",
+            hint="pip install 'vitdeploy[torch]' (training: 'vitdeploy[train]')",
+        ) from error
+
+
+def load_model(request: ModelRequest) -> SourceModel:
+    """Load a source model; see `vitdeploy.models.load.load_source`."""
+    with needs_torch("loading a model"):
+        from vitdeploy.models.load import load_source
+    return load_source(request)
+
+
+def starting_point(request: ModelRequest, *, seed: int, threads: int | None = None) -> SourceModel:
+    """The model training begins with; random weights depend on the seed alone.
+
+    From scratch, positions are drawn wider than timm does (see `widen_positions`).
+    """
+    with needs_torch("training"):
+        import torch
+
+        from vitdeploy.models.load import seeded_random_source
+        from vitdeploy.training.initialize import from_scratch
+    if threads is not None:
+        torch.set_num_threads(threads)
+    source = seeded_random_source(request, seed)
+    return from_scratch(source, seed) if request.random_weights else source
+
+
+def train(
+    source: SourceModel,
+    images: ImageSet,
+    evaluation_images: ImageSet | None,
+    recipe: TrainingRecipe,
+    output: Path,
+    *,
+    resume: bool = False,
+    progress: Progress = SILENT,
+) -> tuple[SourceModel, list[EpochResult]]:
+    """Train and write a self-describing checkpoint; see `vitdeploy.training.loop.train`."""
+    with needs_torch("training"):
+        from vitdeploy.training import loop
+    return loop.train(
+        source, images, evaluation_images, recipe, output, resume=resume, progress=progress
+    )
+
+
+def export(
+    source: SourceModel,
+    options: ExportOptions,
+    folder: Path,
+    *,
+    images: ImageSet | None = None,
+    progress: Progress = SILENT,
+) -> OnnxModel:
+    """Write a verified fp32 graph; see `vitdeploy.export.export.export`."""
+    with needs_torch("exporting"):
+        from vitdeploy.export import export as stage
+    return stage.export(source, options, folder, images=images, progress=progress)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionRequest:
+    """INT8 needs `calibration` images. `half` computes the rest in float16 (GPUs only)."""
+
+    precision: BuildPrecision = "fp32"
+    half: bool = False
+    calibration: ImageSet | None = None
+    calibration_count: int = 512
+    seed: int = 0
+    quantization: QuantizationOptions | None = None
+
+
+def with_precision(
+    model: OnnxModel, request: PrecisionRequest, folder: Path, *, progress: Progress = SILENT
+) -> OnnxModel:
+    """The graph at the precision asked for; a graph that has it already is returned as it is.
+
+    Raises InputError for INT8 without calibration images: none are made up.
+    """
+    from vitdeploy.export.precision import to_half
+
+    if request.precision == "int8" and not model.description.precision.startswith("int8"):
+        if request.calibration is None:
+            raise InputError(
+                "INT8 needs calibration images",
+                hint="give --calib FOLDER with 128 or more training images; none are made up",
+            )
+        chosen = image_set.choose(
+            request.calibration, count=request.calibration_count, seed=request.seed
+        )
+        model = quantize(model, chosen, folder, request.quantization, progress=progress)
+    half = request.half or request.precision == "fp16"
+    if half and not model.description.precision.endswith("fp16"):
+        model = to_half(model, folder)
+    return model
+
+
+def choose_backend(name: str, targets: Sequence[Target] | None) -> tuple[Backend, str]:
+    """The backend called `name` ('auto' picks one), and why."""
+    if name == "auto":
+        return registry.choose(targets)
+    return registry.get(name), "it was asked for"
+
+
+def build_engine(
+    model: OnnxModel,
+    backend: Backend,
+    folder: Path,
+    options: BuildOptions | None = None,
+    *,
+    progress: Progress = SILENT,
+) -> Engine:
+    """Compile a graph into '<graph's stem>_<backend>.engine' with its manifest."""
+    options = options or BuildOptions()
+    availability = backend.probe()
+    if not availability.available:
+        raise MissingDependencyError(
+            f"{backend.name} cannot be used here: {availability.reason}",
+            hint="`vitdeploy doctor` lists what can",
+        )
+    targets = "" if options.targets == (CPU,) else "-" + "-".join(t.name for t in options.targets)
+    output = folder / f"{model.path.stem}_{backend.name}{targets}.engine"
+    return backend.build(model, options, output, progress)
+
+
+def load_engine(engine: Engine, *, threads: int | None = None) -> Session:
+    """Load an engine on this machine. Raises EngineError where it does not belong here."""
+    return registry.get(engine.manifest.backend).load(engine, threads=threads)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What the source answered on the images an engine is judged on.
+
+    `logits` is (images, classes) at the engine's resolution, `top1` the
+    accuracy there, `native_top1` the accuracy at the source's own resolution.
+    """
+
+    label: str
+    logits: NDArray[np.float32]
+    top1: float | None
+    native_top1: float | None
+
+
+def baseline_from_source(
+    source: SourceModel,
+    resolution: tuple[int, int],
+    images: ImageSet,
+    *,
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> Baseline:
+    """Run the PyTorch model at `resolution`, and at its native one for comparison."""
+    with needs_torch("evaluating the source"):
+        from vitdeploy.backends.torch_ import TorchSession
+    preprocessing = source.description.preprocessing
+
+    def answers(size: tuple[int, int]) -> NDArray[np.float32]:
+        session = TorchSession(source.at(size), threads=threads)
+        return evaluation.logits_of(session, images, preprocessing, size, progress=progress)
+
+    native = source.description.native_resolution
+    logits = answers(resolution)
+    at_native = logits if native == resolution else answers(native)
+    return Baseline(
+        "PyTorch eager fp32",
+        logits,
+        evaluation.top1(logits, images),
+        evaluation.top1(at_native, images),
+    )
+
+
+def baseline_from_reference(
+    reference: ReferenceOutputs,
+    model: ModelDescription,
+    images: ImageSet,
+    *,
+    native: ReferenceOutputs | None = None,
+) -> Baseline:
+    """Stored outputs of the source in place of the source itself.
+
+    Raises InputError where they are of other images, weights, preprocessing
+    or another resolution.
+    """
+    digests = [image_digest(item.path) for item in images.items]
+    own = (model.source.weights_digest, model.source.preprocessing.digest)
+    reference.require_source(*own, model.resolution)
+    logits = reference.for_images(digests)
+    native_top1 = None
+    if native is not None:
+        native.require_source(*own, model.source.native_resolution)
+        native_top1 = evaluation.top1(native.for_images(digests), images)
+    return Baseline(
+        "PyTorch eager fp32 (stored outputs)",
+        logits,
+        evaluation.top1(logits, images),
+        native_top1,
+    )
+
+
+def evaluate(
+    engine: Engine,
+    baseline: Baseline,
+    images: ImageSet,
+    *,
+    max_drop_points: float = 0.5,
+    unreadable: Sequence[str] = (),
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> EvaluationResult:
+    """Judge an engine against the source on the same images.
+
+    Raises InputError where images were calibrated with, GateFailedError where
+    the comparison is void (not finite, one class only).
+    """
+    model = engine.manifest.model
+    if model.quantization is not None:
+        evaluation.require_disjoint(model.quantization.image_digests, images)
+    session = load_engine(engine, threads=threads)
+    logits = evaluation.logits_of(
+        session, images, model.source.preprocessing, model.resolution, progress=progress
+    )
+    labels = images.label_indices() if images.is_labelled else None
+    comparison = compare(baseline.logits, logits, labels, max_drop_points=max_drop_points)
+    return EvaluationResult(
+        engine_file=engine.path.name,
+        engine_digest=engine.manifest.engine_digest,
+        backend=engine.manifest.backend,
+        model=model,
+        source_label=baseline.label,
+        images_root=images.root.name,
+        native_top1=baseline.native_top1,
+        unreadable=tuple(unreadable),
+        comparison=comparison,
+        flips=evaluation.flips_of(
+            engine.path.stem, comparison, baseline.logits, logits, images, model.source.labels
+        ),
+    )
+
+
+def benchmark(
+    engines: Sequence[Engine],
+    source: SourceModel | None,
+    *,
+    batch_sizes: Sequence[int] = (1, 8),
+    config: TimingConfig | None = None,
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> BenchmarkResult:
+    """Time source and engines interleaved, one comparison per batch size.
+
+    Without a source the first engine is what the others are compared with.
+    Raises InputError where engines differ in resolution.
+    """
+    if not engines:
+        raise InputError("there is no engine to benchmark", hint="run `vitdeploy build-engine`")
+    shapes = {engine.manifest.model.input_shape for engine in engines}
+    if len(shapes) > 1:
+        raise InputError(
+            f"the engines take different inputs: {sorted(shapes)}",
+            hint="benchmark engines of one resolution together",
+        )
+    shape = shapes.pop()
+    sessions: list[Session] = []
+    if source is not None:
+        with needs_torch("benchmarking the source"):
+            from vitdeploy.backends.torch_ import TorchSession
+        sessions.append(TorchSession(source.at((shape[1], shape[2])), threads=threads))
+    sessions.extend(load_engine(engine, threads=threads) for engine in engines)
+    generator = np.random.default_rng(0)
+    comparisons = []
+    for size in batch_sizes:
+        batch = generator.normal(size=(size, *shape)).astype(np.float32)
+        comparisons.append(measure_interleaved(sessions, batch, config=config, progress=progress))
+    return BenchmarkResult(
+        engine_digests=tuple(engine.manifest.engine_digest for engine in engines),
+        has_source=source is not None,
+        source_label=sessions[0].name,
+        comparisons=tuple(comparisons),
+    )
+
+
+def relabelled(source: SourceModel, name: str) -> SourceModel:
+    """The same model under another name, which files and reports then carry."""
+    return replace(source, description=replace(source.description, name=name))
+
+
+def require_same_source(source: SourceDescription, model: ModelDescription) -> None:
+    """Raise InputError unless a graph was made from these weights."""
+    if source.weights_digest == model.source.weights_digest:
+        return
+    raise InputError(
+        f"the engine was made from {model.source.name} "
+        f"({model.source.weights_digest[:8]}), not from {source.name} "
+        f"({source.weights_digest[:8]})",
+        hint="name the model it was exported from with --model",
+    )

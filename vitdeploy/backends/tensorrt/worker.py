@@ -1,0 +1,234 @@
+"""The child process that parses and builds: `python -m vitdeploy.backends.tensorrt.worker REQUEST`.
+
+Apart from the parent because the vendor's builder can crash (a graph with
+com.microsoft.MultiHeadAttention did). Imports neither torch nor onnx.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.backends.tensorrt.device import compute_capability, cuda_runtime, driver_versions
+from vitdeploy.backends.tensorrt.flavour import FLAVOURS, Flavour, import_vendor
+from vitdeploy.backends.tensorrt.request import BuildRequest, read_request
+from vitdeploy.errors import EngineError, MissingDependencyError
+
+
+class RefusedError(Exception):
+    """The vendor refused; its reason is in the log, or in these fields."""
+
+    def __init__(self, text: str = "", *, node: str = "", operator: str = "") -> None:
+        super().__init__(text)
+        self.fields = {"text": text, "node": node, "operator": operator}
+
+
+class Channel:
+    """JSON lines to the parent, from any thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._stream = os.fdopen(descriptor, "w", encoding="utf-8")
+        self._lock = threading.Lock()
+
+    def send(self, event: str, **fields: Any) -> bool:
+        """Send one line; False where the parent is gone and nobody waits for the engine."""
+        with self._lock:
+            try:
+                self._stream.write(json.dumps({"event": event, **fields}) + "\n")
+                self._stream.flush()
+            except BrokenPipeError:
+                return False
+        return True
+
+
+def main(arguments: list[str]) -> int:
+    # The terminal sends Ctrl-C to the whole group; ending this process is the parent's part.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    channel = Channel(_claim_stdout())
+    request = read_request(Path(arguments[0]))
+    try:
+        version, capability = build(request, channel)
+    except RefusedError as error:
+        channel.send("refused", **error.fields)
+    except ImportError as error:
+        channel.send("refused", text=f"ImportError: {error}", node="", operator="")
+    except (EngineError, MissingDependencyError) as error:
+        channel.send("failed", kind=type(error).__name__, text=str(error), hint=error.hint)
+    except OSError as error:
+        channel.send("failed", kind="OSError", text=error.strerror or str(error), code=error.errno)
+    else:
+        channel.send("built", version=version, capability=capability)
+    return 0
+
+
+def build(request: BuildRequest, channel: Channel) -> tuple[str, int | None]:
+    """Build and write the engine; (vendor version, this GPU's compute capability if built for it).
+
+    Raises RefusedError where the vendor says no, EngineError where the graph
+    or the GPU is not the one asked for, ImportError where the vendor is missing.
+    """
+    flavour = FLAVOURS[request.flavour]
+    trt = import_vendor(flavour)
+    capability = _capability_here(flavour, request)
+    logger = _logger(trt, channel)
+    builder = _builder(trt, logger)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    _parse(trt, network, logger, request)
+    config = builder.create_builder_config()
+    if request.threads is not None:
+        builder.max_threads = request.threads
+    if request.workspace_bytes is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
+    config.progress_monitor = _monitor(trt, channel)
+    _add_profile(builder, network, config, request)
+    if flavour.builds_for_others:
+        _set_targets(trt, config, request)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        raise RefusedError
+    Path(request.output).write_bytes(plan)
+    return trt.__version__, capability
+
+
+def _claim_stdout() -> int:
+    """A private copy of stdout; what the vendor prints goes to stderr from now on."""
+    private = os.dup(1)
+    os.dup2(2, 1)
+    return private
+
+
+def _capability_here(flavour: Flavour, request: BuildRequest) -> int | None:
+    """The GPU's compute capability where the engine is for it, None where it is for others."""
+    if flavour.builds_for_others and request.compute_capabilities:
+        return None
+    here = compute_capability()
+    wanted = request.compute_capabilities
+    if wanted and wanted != (here,):
+        raise EngineError(
+            f"{flavour.label} builds for the GPU it runs on, sm{here}, not for sm{wanted[0]}",
+            hint=f"build on the target machine, or give --target sm{here}",
+        )
+    return here
+
+
+def _logger(trt: Any, channel: Channel) -> Any:
+    levels = {
+        trt.ILogger.INTERNAL_ERROR: "error",
+        trt.ILogger.ERROR: "error",
+        trt.ILogger.WARNING: "warning",
+    }
+
+    class Log(trt.ILogger):
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, msg: str) -> None:
+            if severity in levels:
+                channel.send("log", level=levels[severity], text=msg)
+
+    return Log()
+
+
+def _monitor(trt: Any, channel: Channel) -> Any:
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            channel.send("phase", name=phase_name, parent=parent_phase, steps=num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            # False cancels the build.
+            return channel.send("step", name=phase_name, step=step)
+
+        def phase_finish(self, phase_name: str) -> None:
+            pass
+
+    return Monitor()
+
+
+def _builder(trt: Any, logger: Any) -> Any:
+    try:
+        return trt.Builder(logger)
+    except TypeError as error:
+        # The binding's way to say that the library returned no object.
+        raise RefusedError(f"{error} ({driver_versions(cuda_runtime())})") from error
+
+
+def _parse(trt: Any, network: Any, logger: Any, request: BuildRequest) -> None:
+    parser = trt.OnnxParser(network, logger)
+    parsed = parser.parse_from_file(request.graph)
+    if not parsed or parser.num_errors:
+        if not parser.num_errors:
+            raise RefusedError
+        problem = parser.get_error(0)
+        raise RefusedError(
+            f"{problem.code().name}: {problem.desc()}",
+            node=problem.node_name() or "",
+            operator=problem.node_operator() or "",
+        )
+    _require_tensors(trt, network, request)
+
+
+def _require_tensors(trt: Any, network: Any, request: BuildRequest) -> None:
+    """A file of garbage parses as a graph without inputs, so their presence is checked."""
+    graph = Path(request.graph).name
+    inputs = [network.get_input(i) for i in range(network.num_inputs)]
+    outputs = [network.get_output(i) for i in range(network.num_outputs)]
+    for what, tensors, name in (
+        ("input", inputs, request.input_name),
+        ("output", outputs, request.output_name),
+    ):
+        names = [tensor.name for tensor in tensors]
+        if names != [name]:
+            raise EngineError(
+                f"{graph} should have the one {what} {name!r}, it has {names or 'none'}",
+                hint="the file is damaged or not vitdeploy's: export the model again",
+            )
+        if tensors[0].dtype != trt.float32:
+            raise EngineError(
+                f"the {what} {name!r} of {graph} is {tensors[0].dtype.name}, not float32",
+                hint="export the model again: inputs and outputs stay float32 at any precision",
+            )
+    shape = tuple(inputs[0].shape)
+    if len(shape) != 4 or any(
+        size not in (-1, wanted)
+        for size, wanted in zip(shape[1:], request.image_shape, strict=True)
+    ):
+        raise EngineError(
+            f"{graph} takes {shape}, its description says (n, {request.image_shape})",
+            hint="export the model again",
+        )
+
+
+def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
+    tensor = network.get_input(0)
+    smallest, optimal, largest = request.batch
+    fixed = tensor.shape[0]
+    if fixed != -1 and (smallest, largest) != (fixed, fixed):
+        raise EngineError(
+            f"{Path(request.graph).name} has a fixed batch of {fixed}",
+            hint=f"build with a batch of {fixed}:{fixed}:{fixed}, or export a dynamic batch",
+        )
+    profile = builder.create_optimization_profile()
+    shapes = [(size, *request.image_shape) for size in (smallest, optimal, largest)]
+    profile.set_shape(tensor.name, *shapes)
+    if config.add_optimization_profile(profile) < 0:
+        raise RefusedError("the optimization profile is invalid")
+
+
+def _set_targets(trt: Any, config: Any, request: BuildRequest) -> None:
+    names = [f"SM{number}" for number in request.compute_capabilities] or ["CURRENT"]
+    config.num_compute_capabilities = len(names)
+    for index, name in enumerate(names):
+        if not config.set_compute_capability(getattr(trt.ComputeCapability, name), index):
+            raise RefusedError(f"cannot build for {name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""Evaluation: the same images through source and engine."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.artifacts.reference import ReferenceOutputs
+from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.accuracy import AccuracyComparison
+from vitdeploy.benchmarks.report.model import Flip
+from vitdeploy.errors import GateFailedError, InputError
+from vitdeploy.images import ImageSet, batches, decode, image_digest
+from vitdeploy.preprocessing import Preprocessing, Size
+from vitdeploy.progress import SILENT, Progress
+
+_BATCH = 32
+_THUMBNAILS = 24
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """One engine (or graph) against the source, as it stands in '<engine>.accuracy.json'.
+
+    `native_top1` is the source's accuracy at its own resolution, so that the
+    price of changing it is never hidden (None: not measured, or no labels).
+    """
+
+    engine_file: str
+    engine_digest: str
+    backend: str
+    model: ModelDescription
+    source_label: str
+    images_root: str
+    native_top1: float | None
+    unreadable: tuple[str, ...]
+    comparison: AccuracyComparison
+    flips: tuple[Flip, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+
+def logits_of(
+    session: Session,
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    size: Size,
+    *,
+    progress: Progress = SILENT,
+) -> NDArray[np.float32]:
+    """(images, classes) float32, in the set's order."""
+    parts = []
+    with progress.task(f"evaluating {session.name} at {size[0]}x{size[1]}", len(images)) as task:
+        for batch in batches(images, preprocessing, size, _BATCH):
+            parts.append(session.run(batch))
+            task.advance(len(batch))
+    return np.concatenate(parts)
+
+
+def top1(logits: NDArray[np.float32], images: ImageSet) -> float | None:
+    """Share of images answered right; None without labels. Raises GateFailedError for NaN."""
+    if not np.isfinite(logits).all():
+        raise GateFailedError(
+            "the source answers values that are not finite", hint="check its weights"
+        )
+    if not images.is_labelled:
+        return None
+    return float((logits.argmax(-1) == images.label_indices()).mean())
+
+
+def reference_outputs(
+    logits: NDArray[np.float32], images: ImageSet, model: ModelDescription
+) -> ReferenceOutputs:
+    """The source's logits at a graph's resolution, as an artifact."""
+    return ReferenceOutputs(
+        logits,
+        tuple(image_digest(item.path) for item in images.items),
+        model.source.weights_digest,
+        model.source.preprocessing.digest,
+        model.resolution,
+    )
+
+
+def require_disjoint(calibration_digests: Sequence[str], images: ImageSet) -> None:
+    """Raise InputError where evaluation images were calibrated with, by content."""
+    calibrated = set(calibration_digests)
+    shared = [item.path for item in images.items if image_digest(item.path) in calibrated]
+    if shared:
+        raise InputError(
+            f"{len(shared)} of {len(images)} evaluation images were used for calibration "
+            f"(first: {shared[0].name})",
+            hint="evaluate on images the engine has not seen",
+        )
+
+
+def flips_of(
+    engine_name: str,
+    comparison: AccuracyComparison,
+    source_logits: NDArray[np.float32],
+    engine_logits: NDArray[np.float32],
+    images: ImageSet,
+    labels: Sequence[str],
+) -> tuple[Flip, ...]:
+    """The first images that source and engine name differently, with thumbnails."""
+    flips = []
+    for index in comparison.flipped[:_THUMBNAILS]:
+        item = images.items[index]
+        flips.append(
+            Flip(
+                engine=engine_name,
+                image=item.path.name,
+                thumbnail=_thumbnail(item.path),
+                true_label=None if item.label is None else labels[item.label],
+                source_prediction=labels[int(source_logits[index].argmax())],
+                engine_prediction=labels[int(engine_logits[index].argmax())],
+            )
+        )
+    return tuple(flips)
+
+
+def _thumbnail(path: Path) -> str:
+    """A PNG data URI of at most 96 pixels; small originals are enlarged without smoothing."""
+    image = decode(path)
+    image.thumbnail((96, 96))
+    if max(image.size) <= 48:
+        image = image.resize((image.width * 2, image.height * 2), Image.Resampling.NEAREST)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

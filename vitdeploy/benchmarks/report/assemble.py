@@ -1,0 +1,127 @@
+"""From engines, evaluations and timings to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from vitdeploy import environment
+from vitdeploy.artifacts.engine import Engine
+from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.throughput import BenchmarkResult
+from vitdeploy.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known about the engines of one model at one resolution.
+
+    `evaluations` are keyed by engine digest; `failed` are rows of engines
+    that could not be built. `created` is ISO 8601.
+    """
+
+    engines: Sequence[Engine]
+    evaluations: Mapping[str, EvaluationResult]
+    benchmark: BenchmarkResult | None = None
+    failed: Sequence[ReportRow] = ()
+    notes: Sequence[str] = ()
+    created: str = ""
+    title: str = ""
+
+
+def assemble(evidence: Evidence) -> Report:
+    """One record of it all. Raises InputError where there is nothing to report on."""
+    if not evidence.engines:
+        raise InputError("there is no engine to report on", hint="run `vitdeploy build-engine`")
+    model = _common_model(evidence.engines)
+    evaluations = list(evidence.evaluations.values())
+    first = evaluations[0] if evaluations else None
+    benchmark = evidence.benchmark
+    label = benchmark.source_label if benchmark else "nothing"
+    height, width = model.resolution
+    return Report(
+        title=evidence.title or f"{model.source.name} at {height}x{width}",
+        created=evidence.created,
+        model=model,
+        source_label=first.source_label if first else label,
+        native_resolution=model.source.native_resolution,
+        native_top1=first.native_top1 if first else None,
+        source_top1=first.comparison.source_top1 if first else None,
+        evaluation_images=first.comparison.images if first else 0,
+        evaluation_root=first.images_root if first else "",
+        rows=(*(_row(engine, evidence) for engine in evidence.engines), *evidence.failed),
+        environment=environment.describe(),
+        unreadable=first.unreadable if first else (),
+        verification=model.verification,
+        quantization=next(
+            (e.manifest.model.quantization for e in evidence.engines if _is_quantized(e)), None
+        ),
+        source_throughput=benchmark.source_measurements() if benchmark else (),
+        flips=next((result.flips for result in reversed(evaluations) if result.flips), ()),
+        notes=(*evidence.notes, *_unstable(benchmark)),
+    )
+
+
+def row_name(engine: Engine) -> str:
+    """'openvino int8-fp32' or 'tensorrt-rtx fp16 sm86,sm89'; unique within a report."""
+    manifest = engine.manifest
+    name = f"{manifest.backend} {manifest.model.precision}"
+    return name if manifest.targets == ("cpu",) else f"{name} {','.join(manifest.targets)}"
+
+
+def _row(engine: Engine, evidence: Evidence) -> ReportRow:
+    manifest = engine.manifest
+    digest = manifest.engine_digest
+    row = ReportRow(
+        name=row_name(engine),
+        backend=manifest.backend,
+        precision=manifest.model.precision,
+        status="built",
+        note="built here, not run here: running it needs the GPU it was built for"
+        if manifest.backend.startswith("tensorrt")
+        else "neither evaluated nor timed",
+        size_bytes=engine.size_bytes,
+        targets=manifest.targets,
+        graph_digest=manifest.model_digest,
+        engine_digest=digest,
+    )
+    evaluation = evidence.evaluations.get(digest)
+    benchmark = evidence.benchmark
+    timed = benchmark is not None and digest in benchmark.engine_digests
+    if evaluation is None and not timed:
+        return row
+    return replace(
+        row,
+        status="ok",
+        note="" if evaluation else "timed, not evaluated",
+        accuracy=None if evaluation is None else evaluation.comparison,
+        throughput=benchmark.measurements_of(digest) if benchmark and timed else (),
+        speedups=benchmark.speedups_of(digest) if benchmark and timed else (),
+        stable=benchmark is None or all(c.stable for c in benchmark.comparisons),
+    )
+
+
+def _common_model(engines: Sequence[Engine]) -> ModelDescription:
+    models = [engine.manifest.model for engine in engines]
+    keys = {(m.source.weights_digest, m.resolution) for m in models}
+    if len(keys) > 1:
+        found = sorted({f"{m.source.name} at {m.resolution[0]}x{m.resolution[1]}" for m in models})
+        raise InputError(
+            f"the engines belong to different models or resolutions: {', '.join(found)}",
+            hint="name the engines of one of them",
+        )
+    return next((m for m in models if m.precision == "fp32"), models[0])
+
+
+def _is_quantized(engine: Engine) -> bool:
+    return engine.manifest.model.quantization is not None
+
+
+def _unstable(benchmark: BenchmarkResult | None) -> list[str]:
+    return [
+        f"timings at batch {c.batch} did not settle: they still drifted by {c.drift:.0%}"
+        for c in (benchmark.comparisons if benchmark else ())
+        if not c.stable
+    ]

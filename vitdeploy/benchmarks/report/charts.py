@@ -1,0 +1,114 @@
+"""Pictures of a report: interval bars as plain coordinates, latencies drawn by matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy.benchmarks.accuracy import MAX_DISAGREEMENT
+from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.throughput import Measurement
+
+BAR_WIDTH = 320
+_INK = "#010203"
+"""Stands for the page's text colour until the SVG is on the page (light or dark)."""
+_MARKS = "#3b82c4"
+
+
+@dataclass(frozen=True)
+class IntervalBar:
+    """One engine's interval, in pixels of a `BAR_WIDTH` wide axis, and in words."""
+
+    name: str
+    verdict: str
+    low: float
+    middle: float
+    high: float
+    limit: float
+    zero: float
+    text: str
+
+
+def interval_bars(report: Report) -> list[IntervalBar]:
+    """A bar for each compared engine, all on one axis.
+
+    With labels the drop in points, else the disagreement in points, so
+    shorter and further left is better; the limit is the gate's.
+    """
+    found = []
+    for row in report.rows:
+        accuracy = row.accuracy
+        if accuracy is None:
+            continue
+        if accuracy.drop_points is not None and accuracy.drop_interval_points is not None:
+            low, high = accuracy.drop_interval_points
+            middle, limit, what = accuracy.drop_points, accuracy.max_drop_points, "drop"
+        else:
+            low, high = (100 * (1 - end) for end in reversed(accuracy.agreement_interval))
+            middle, limit, what = 100 * (1 - accuracy.agreement), 100 * MAX_DISAGREEMENT, "differ"
+        text = f"{what} {middle:+.2f} points ({low:+.2f} to {high:+.2f}), limit {limit:.2f}"
+        found.append((row.name, accuracy.verdict, (low, middle, high, limit), text))
+    if not found:
+        return []
+    ends = [end for _, _, numbers, _ in found for end in numbers]
+    left, right = min(0.0, *ends), max(ends)
+    margin = 0.06 * (right - left)
+
+    def at(value: float) -> float:
+        return round(BAR_WIDTH * (value - left + margin) / (right - left + 2 * margin), 1)
+
+    return [
+        IntervalBar(name, verdict, *(at(value) for value in numbers), zero=at(0.0), text=text)
+        for name, verdict, numbers, text in found
+    ]
+
+
+def latency_svg(measurements: Sequence[Measurement]) -> str | None:
+    """The raw samples of one batch size, a strip each, the median marked; ms per image.
+
+    Answers an SVG element without prolog, dates and links; None where
+    matplotlib is not installed. The same samples give the same text.
+    """
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        return None
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "vitdeploy",
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+        "font.family": "sans-serif",
+        "font.size": 9,
+        **{f"{name}.color": _INK for name in ("text", "xtick", "ytick", "grid")},
+        **dict.fromkeys(("axes.edgecolor", "axes.labelcolor"), _INK),
+    }
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(7, 0.9 + 0.42 * len(measurements)), layout="constrained")
+        axes = figure.add_subplot()
+        for position, measured in enumerate(measurements):
+            times = [sample / measured.batch for sample in measured.samples_ms]
+            axes.plot(times, [position] * len(times), "o", color=_MARKS, alpha=0.35, ms=6, mew=0)
+            axes.plot([measured.ms_per_image()], [position], "|", color=_INK, ms=18, mew=2)
+        axes.set_yticks(range(len(measurements)), [shortened(m.name) for m in measurements])
+        axes.set_ylim(len(measurements) - 0.5, -0.5)
+        slowest = max(max(m.samples_ms) / m.batch for m in measurements)
+        axes.set_xlim(0, 1.05 * slowest)
+        axes.set_xlabel("ms per image")
+        axes.grid(axis="x", alpha=0.2)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+        buffer = io.StringIO()
+        nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    return text[text.index("<svg") :].replace(_INK, "currentColor")
+
+
+def shortened(name: str, length: int = 36) -> str:
+    """`name`, cut in the middle where it would not fit beside a plot."""
+    if len(name) <= length:
+        return name
+    return f"{name[: length // 2]}…{name[-(length // 2 - 1) :]}"

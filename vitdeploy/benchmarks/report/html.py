@@ -1,0 +1,70 @@
+"""A report as one HTML file that fetches nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup, escape
+
+from vitdeploy.benchmarks.report.charts import BAR_WIDTH, interval_bars, latency_svg
+from vitdeploy.benchmarks.report.markdown import comparison_facts, provenance, table_rows
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+
+PLOTS_LEFT_OUT = "Plots were left out: install matplotlib with pip install 'vitdeploy[report]'."
+
+
+@dataclass(frozen=True)
+class _Plot:
+    batch: int
+    svg: Markup
+
+
+def to_html(report: Report) -> str:
+    """The whole report; everything that came from outside is escaped.
+
+    Where matplotlib is not installed, the page says that plots were left out.
+    """
+    template = files("vitdeploy.benchmarks.report").joinpath("template.html")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
+        template.read_text(encoding="utf-8")
+    )
+    header, cells = table_rows(report)
+    plots = _plots(report)
+    return page.render(
+        report=report,
+        verdict=report.verdict(),
+        tone=_tone(report),
+        header=header,
+        rows=list(zip(["source", *map(_row_tone, report.rows)], cells, strict=True)),
+        bars=interval_bars(report),
+        bar_width=BAR_WIDTH,
+        plots=plots or [],
+        plots_left_out=PLOTS_LEFT_OUT if plots is None else "",
+        facts=comparison_facts(report),
+        provenance=provenance(report),
+    )
+
+
+def _plots(report: Report) -> list[_Plot] | None:
+    """One plot a batch size; None where there is something to draw and nothing to draw with."""
+    measured = [*report.source_throughput, *(m for row in report.rows for m in row.throughput)]
+    plots = []
+    for batch in sorted({m.batch for m in measured}):
+        svg = latency_svg([m for m in measured if m.batch == batch])
+        if svg is None:
+            return None
+        label = escape(f"Latency of each engine in ms per image at batch {batch}; see the table")
+        marked = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+        plots.append(_Plot(batch, Markup(marked)))
+    return plots
+
+
+def _row_tone(row: ReportRow) -> str:
+    return row.status if row.accuracy is None or row.status != "ok" else row.accuracy.verdict
+
+
+def _tone(report: Report) -> str:
+    tones = [_row_tone(row) for row in report.rows]
+    return next((tone for tone in ("pass", "inconclusive", "fail") if tone in tones), "none")

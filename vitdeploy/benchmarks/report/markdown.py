@@ -1,0 +1,161 @@
+"""A report as Markdown; and the table that every face of a report draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vitdeploy.benchmarks.report import wording
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+
+HEADER = (
+    "Engine",
+    "Precision",
+    "Size (MB)",
+    "Top-1",
+    "Agreement",
+    "Drop in points (95 % upper bound)",
+    "Time per image (images/s)",
+    "Speed-up vs source (95 % interval)",
+    "Verdict",
+)
+_SPECIAL = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",
+     "[": "\\[", "]": "\\]", "\n": " ", "\r": " "}
+)  # fmt: skip
+
+
+def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(header, rows) of plain strings: the source first, then every engine, failed ones too."""
+    source = (
+        report.source_label,
+        "fp32",
+        wording.NOTHING,
+        wording.percent(report.source_top1),
+        wording.NOTHING,
+        wording.NOTHING,
+        wording.per_image(report.source_throughput),
+        wording.NOTHING,
+        "the source",
+    )
+    return HEADER, [source, *(_cells(row) for row in report.rows)]
+
+
+def to_markdown(report: Report) -> str:
+    """The whole report as GitHub-flavoured Markdown; text from outside is escaped."""
+    header, rows = table_rows(report)
+    lines = [f"# {_escape(report.title)}", "", f"**{_escape(report.verdict())}**", ""]
+    lines += [_line(header), _line(["---"] * len(header)), *(_line(_escaped(row)) for row in rows)]
+    lines += ["", "## What was compared", "", *_facts(report)]
+    if report.notes:
+        lines += ["", "## Notes", "", *(f"- {_escape(note)}" for note in report.notes)]
+    if report.quantization is not None:
+        plan = report.quantization
+        lines += ["", "## Quantization plan", ""]
+        lines.append(
+            f"{_escape(plan.method)} on {plan.images} images: {len(plan.quantized)} nodes "
+            f"quantized, {len(plan.kept)} kept."
+        )
+        lines += [
+            "",
+            *(f"- {_escape(node)}: {_escape(why)}" for node, why in plan.kept.items()),
+        ]
+    lines += ["", "## Environment and provenance", ""]
+    lines += [f"- {_escape(name)}: {_escape(value)}" for name, value in provenance(report)]
+    return "\n".join(lines) + "\n"
+
+
+def comparison_facts(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of what was compared with what, on which images."""
+    resolution, native = report.model.resolution, wording.size(report.native_resolution)
+    facts = [
+        ("Source", f"{report.model.source.name}, {report.source_label}"),
+        ("Resolution", f"{wording.size(resolution)} (native {native})"),
+        ("Images", f"{report.evaluation_images:,} from {report.evaluation_root}"),
+    ]
+    if report.native_top1 is not None:
+        facts.append(("Source top-1 at its native size", wording.percent(report.native_top1)))
+    if report.source_top1 is not None:
+        facts.append(("Source top-1 at this size", wording.percent(report.source_top1)))
+    if report.unreadable:
+        shown = ", ".join(report.unreadable[:5])
+        more = len(report.unreadable) - 5
+        rest = f" and {more} more" if more > 0 else ""
+        facts.append(("Unreadable images, left out", f"{shown}{rest}"))
+    if report.verification is not None:
+        check = report.verification
+        facts.append(
+            (
+                "Exported graph against PyTorch",
+                f"largest error {check.max_error:.1e} of the logits' deviation, same top-1 on "
+                f"{wording.percent(check.agreement)} of {check.images} "
+                f"{'images' if check.real_images else 'random inputs'}",
+            )
+        )
+    return facts
+
+
+def provenance(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of machine, software, digests and preprocessing."""
+    machine, source = report.environment, report.model.source
+    facts = [
+        ("Created", report.created),
+        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.1f} GB"),
+        ("CPU features", ", ".join(machine.cpu_features) or wording.NOTHING),
+        ("GPU", machine.gpu or "none"),
+        ("System", f"{machine.system}, Python {machine.python}"),
+        ("Packages", ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))),
+        ("Weights (sha256)", source.weights_digest),
+        ("Preprocessing", source.preprocessing.describe_at(report.model.resolution)),
+    ]
+    for row in report.rows:
+        if row.graph_digest:
+            facts.append((f"Graph of {row.name} (sha256)", row.graph_digest))
+        if row.engine_digest:
+            facts.append((f"Engine of {row.name} (sha256)", row.engine_digest))
+    return facts
+
+
+def _cells(row: ReportRow) -> tuple[str, ...]:
+    targets = f" for {', '.join(row.targets)}" if row.targets and row.status == "built" else ""
+    accuracy = row.accuracy
+    return (
+        row.name + targets,
+        row.precision,
+        wording.megabytes(row.size_bytes),
+        wording.percent(accuracy.engine_top1 if accuracy else None),
+        wording.percent(accuracy.agreement if accuracy else None),
+        wording.drop(accuracy),
+        wording.per_image(row.throughput),
+        wording.speedups(row.speedups),
+        _verdict(row),
+    )
+
+
+def _verdict(row: ReportRow) -> str:
+    note = f": {row.note}" if row.note else ""
+    if row.status == "failed":
+        return f"failed{note}"
+    if row.status == "built":
+        return f"built, not run here{note}"
+    verdict = "not compared" if row.accuracy is None else row.accuracy.verdict
+    if row.accuracy is not None and row.accuracy.images_needed is not None:
+        verdict += f", about {row.accuracy.images_needed:,} images needed"
+    if not row.stable:
+        verdict += ", timings did not settle"
+    return verdict + note
+
+
+def _facts(report: Report) -> list[str]:
+    return [f"- {name}: {_escape(value)}" for name, value in comparison_facts(report)]
+
+
+def _escaped(cells: Iterable[str]) -> list[str]:
+    return [_escape(cell) for cell in cells]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _escape(text: str) -> str:
+    return text.translate(_SPECIAL)

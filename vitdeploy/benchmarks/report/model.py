@@ -1,0 +1,206 @@
+"""`Report`: everything that was found out about one model's engines, as one record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from vitdeploy.artifacts.files import from_json, read_text
+from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
+from vitdeploy.benchmarks.accuracy import AccuracyComparison
+from vitdeploy.benchmarks.report import wording
+from vitdeploy.benchmarks.throughput import Measurement, Speedup
+from vitdeploy.environment import Environment
+from vitdeploy.errors import InputError
+
+SCHEMA_VERSION = 1
+_PNG = "data:image/png;base64,"
+
+Status = Literal["ok", "built", "failed"]
+"""'built' was built but cannot run on the machine of the report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRow:
+    """One engine: what it is, and what was found.
+
+    `name` is unique in a report and what tables show. `note` says why a row
+    failed or could not run, or what a reader must know. `targets` are the
+    devices it was built for. `throughput` and `speedups` (against the source)
+    have one entry a batch size. `stable` is False where timings were accepted
+    although they did not settle.
+    """
+
+    name: str
+    backend: str
+    precision: str
+    status: Status
+    note: str = ""
+    size_bytes: int | None = None
+    targets: tuple[str, ...] = ()
+    accuracy: AccuracyComparison | None = None
+    throughput: tuple[Measurement, ...] = ()
+    speedups: tuple[Speedup, ...] = ()
+    stable: bool = True
+    graph_digest: str = ""
+    engine_digest: str = ""
+
+    @property
+    def title(self) -> str:
+        """'INT8 on ONNX Runtime'."""
+        return f"{wording.precision_title(self.precision)} on {wording.backend_title(self.backend)}"
+
+    @property
+    def best_speedup(self) -> Speedup | None:
+        """The batch size at which the lower end of the interval is highest."""
+        return max(self.speedups, key=lambda value: value.low, default=None)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """An image that source and engine name differently; `thumbnail` is a PNG data URI.
+
+    Raises InputError for any other URI: a report fetches nothing.
+    """
+
+    engine: str
+    image: str
+    thumbnail: str
+    true_label: str | None
+    source_prediction: str
+    engine_prediction: str
+
+    def __post_init__(self) -> None:
+        if not self.thumbnail.startswith(_PNG):
+            raise InputError(
+                f"the thumbnail of {self.image} is not embedded", hint=f"begin it with {_PNG}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One model on one machine: source, engines, evidence and provenance.
+
+    `created` is ISO 8601. `model` describes the fp32 graph, `quantization` is
+    that of the INT8 graph. `source_label` says what engines are compared with
+    ('PyTorch eager FP32', 'reference outputs'); `native_top1` is the source's
+    top-1 at `native_resolution`, `source_top1` at the exported one, both
+    shares in [0, 1] and None without labels. `unreadable` are images left out.
+    """
+
+    title: str
+    created: str
+    model: ModelDescription
+    source_label: str
+    native_resolution: tuple[int, int]
+    native_top1: float | None
+    source_top1: float | None
+    evaluation_images: int
+    evaluation_root: str
+    rows: tuple[ReportRow, ...]
+    environment: Environment
+    unreadable: tuple[str, ...] = ()
+    verification: Verification | None = None
+    quantization: Quantization | None = None
+    source_throughput: tuple[Measurement, ...] = ()
+    flips: tuple[Flip, ...] = ()
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def verdict(self) -> str:
+        """What to do, in a plain sentence or two.
+
+        The fastest engine whose accuracy holds is named. Where that is not a
+        quantized one although some were compared, the best of those is said
+        not to have paid, and why.
+        """
+        compared = [row for row in self.rows if row.status == "ok" and row.accuracy is not None]
+        if not compared:
+            return self._nothing_compared()
+        best = max(compared, key=_rank)
+        sentence = self._judge(best)
+        quantized = [row for row in compared if _is_quantized(row)]
+        if quantized and not _is_quantized(best):
+            other = max(quantized, key=_rank)
+            sentence += f" INT8 did not pay: {self._findings(other)}."
+        return sentence
+
+    def _nothing_compared(self) -> str:
+        count = {s: sum(row.status == s for row in self.rows) for s in ("built", "failed")}
+        parts = []
+        if count["built"]:
+            parts.append(f"{count['built']} built here for other machines")
+        if count["failed"]:
+            parts.append(f"{count['failed']} failed")
+        told = f" ({', '.join(parts)})" if parts else ""
+        return f"No engine was compared with {self.source_label}{told}: nothing is proven yet."
+
+    def _judge(self, row: ReportRow) -> str:
+        findings, accuracy = self._findings(row), row.accuracy
+        assert accuracy is not None
+        if accuracy.verdict == "fail":
+            return f"No engine is good enough: {findings}. Do not ship."
+        if accuracy.verdict == "inconclusive":
+            if accuracy.images_needed is None:
+                need = "the loss is at the limit, more images will not settle it"
+            else:
+                need = f"about {accuracy.images_needed:,} images needed"
+            return f"Inconclusive: {need}. {findings}."
+        speedup = row.best_speedup
+        if speedup is None:
+            return f"{findings}: the accuracy holds, the speed was not compared."
+        if speedup.low <= 1:
+            return f"{row.title} did not pay: {findings}."
+        return f"{findings}: ship it."
+
+    def _findings(self, row: ReportRow) -> str:
+        """'INT8 on ONNX Runtime is 2.1x (2.0 to 2.2) as fast as PyTorch and loses ...'."""
+        speedup, parts = row.best_speedup, []
+        if speedup is not None:
+            unsettled = "" if row.stable else " (timings did not settle)"
+            parts.append(
+                f"is {wording.speedup(speedup)} as fast as {self.source_label} "
+                f"at batch {speedup.batch}{unsettled}"
+            )
+        if row.accuracy is not None:
+            parts.append(_accuracy_in_words(row.accuracy))
+        return f"{row.title} {' and '.join(parts)}"
+
+
+def read_report(path: Path) -> Report:
+    """Read a report.json back. Raises InputError for any other file or schema."""
+    report = from_json(read_text(path, what="report"), Report, origin=str(path))
+    if report.schema_version != SCHEMA_VERSION:
+        raise InputError(
+            f"{path} was written by another version of vitdeploy", hint="make the report again"
+        )
+    return report
+
+
+def _accuracy_in_words(accuracy: AccuracyComparison) -> str:
+    if accuracy.drop_points is None or accuracy.drop_upper_points is None:
+        low, high = accuracy.agreement_interval
+        return (
+            f"agrees with it on {wording.percent(accuracy.agreement)} of images "
+            f"({100 * low:.2f} to {100 * high:.2f} with 95 % confidence)"
+        )
+    change = "gains" if accuracy.drop_points < 0 else "loses"
+    bound = accuracy.drop_upper_points
+    worst = "loses at most" if accuracy.drop_points < 0 else "at most"
+    return (
+        f"{change} {abs(accuracy.drop_points):.2f} points "
+        f"({worst} {max(0.0, bound):.2f} with 95 % confidence)"
+    )
+
+
+def _is_quantized(row: ReportRow) -> bool:
+    return row.precision.startswith(("int8", "fp8"))
+
+
+def _rank(row: ReportRow) -> tuple[int, bool, float, bool]:
+    """Best last: by verdict, then speed; where speeds are unknown, quantized ones."""
+    assert row.accuracy is not None
+    verdict = ("fail", "inconclusive", "pass").index(row.accuracy.verdict)
+    speedup = row.best_speedup
+    return verdict, speedup is not None, speedup.low if speedup else 0.0, _is_quantized(row)

@@ -1,0 +1,251 @@
+"""Timing engines against their source, side by side in the same rounds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.statistics import ratio_interval
+from vitdeploy.errors import InputError, UnstableMeasurementError
+from vitdeploy.progress import SILENT, Progress
+
+_WINDOWS = 3
+_MIN_ROUNDS = 2
+_MAX_REPEATS = 10_000
+
+Clock = Callable[[], float]
+"""Seconds from a steady clock."""
+
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig:
+    """How long and how strictly to time.
+
+    `window` rounds are summed up by their median (rounded up to a multiple of
+    the sessions, so that in each window every session ran equally often in
+    every position); three windows in a row within `tolerance` end the
+    measurement. `min_round_ms` is how long a session runs at least in one
+    round; `max_seconds` bounds all rounds, warm-ups apart.
+    """
+
+    warmups: int = 3
+    min_round_ms: float = 100.0
+    window: int = 6
+    tolerance: float = 0.05
+    max_seconds: float = 120.0
+    accept_unstable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.warmups < 1 or self.window < 1:
+            raise InputError("warmups and window must be at least 1", hint="use the defaults")
+        if self.tolerance <= 0 or self.max_seconds <= 0 or self.min_round_ms < 0:
+            raise InputError("tolerance and times must be above zero", hint="use the defaults")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Raw timings of one session at one batch size.
+
+    `samples_ms` has one entry a round: milliseconds for one run of a whole
+    batch, the mean over `repeats` runs in a row. With more than one repeat the
+    percentiles are therefore of rounds, and a single slow run weighs less.
+    """
+
+    name: str
+    batch: int
+    warmups: int
+    repeats: int
+    samples_ms: tuple[float, ...]
+
+    def p50_ms(self) -> float:
+        return self._percentile(50)
+
+    def p90_ms(self) -> float:
+        return self._percentile(90)
+
+    def p99_ms(self) -> float:
+        return self._percentile(99)
+
+    def images_per_second(self) -> float:
+        """Throughput at the median."""
+        return 1000 * self.batch / self.p50_ms()
+
+    def ms_per_image(self) -> float:
+        return self.p50_ms() / self.batch
+
+    def _percentile(self, share: float) -> float:
+        return float(np.percentile(self.samples_ms, share))
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """`name` is `ratio` times as fast as `baseline`; `low` to `high` is the 95 % interval."""
+
+    name: str
+    baseline: str
+    batch: int
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class ThroughputComparison:
+    """Measurements of all sessions in the same rounds; speed-ups are against the first.
+
+    `drift` is the largest relative spread left between the last windows'
+    medians (1.0 where there were too few rounds to tell).
+    """
+
+    batch: int
+    measurements: tuple[Measurement, ...]
+    speedups: tuple[Speedup, ...]
+    stable: bool
+    drift: float
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Timings of several engines at several batch sizes, as in 'benchmark.json'.
+
+    `engine_digests` are in the order of the measurements, which begin with
+    the source where `has_source` is set.
+    """
+
+    engine_digests: tuple[str, ...]
+    has_source: bool
+    source_label: str
+    comparisons: tuple[ThroughputComparison, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    def measurements_of(self, digest: str) -> tuple[Measurement, ...]:
+        """One measurement per batch size of the engine with this digest."""
+        position = self.engine_digests.index(digest) + self.has_source
+        return tuple(comparison.measurements[position] for comparison in self.comparisons)
+
+    def speedups_of(self, digest: str) -> tuple[Speedup, ...]:
+        """One speed-up per batch size against the baseline; none for the baseline itself."""
+        names = {measurement.name for measurement in self.measurements_of(digest)}
+        return tuple(
+            speedup
+            for comparison in self.comparisons
+            for speedup in comparison.speedups
+            if speedup.name in names
+        )
+
+    def source_measurements(self) -> tuple[Measurement, ...]:
+        """The source's own measurements, one per batch size; none where it was not timed."""
+        if not self.has_source:
+            return ()
+        return tuple(comparison.measurements[0] for comparison in self.comparisons)
+
+
+def measure_interleaved(
+    sessions: Sequence[Session],
+    batch: NDArray[np.float32],
+    *,
+    config: TimingConfig | None = None,
+    clock: Clock = time.perf_counter,
+    progress: Progress = SILENT,
+) -> ThroughputComparison:
+    """Time `sessions` on `batch`, (n, channels, height, width), in interleaved rounds.
+
+    Every round runs each session, and the order rotates: A B C, B C A, C A B.
+    What slows the machine for a while thus slows all of them, and the ratios
+    stay. The first session is the baseline. Settled means that three windows
+    in a row agree in the baseline's time and in every other's ratio to it.
+
+    Raises InputError for no sessions or names that repeat, and
+    UnstableMeasurementError where `max_seconds` pass before timings settle,
+    unless the config accepts that.
+    """
+    config = config or TimingConfig()
+    names = [session.name for session in sessions]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            f"sessions need names of their own, not {names}", hint="measure each engine once"
+        )
+    repeats = [_warm_up(session, batch, config, clock) for session in sessions]
+    rows, drift = _rounds(sessions, batch, repeats, config, clock, progress)
+    stable = drift <= config.tolerance
+    if not (stable or config.accept_unstable):
+        raise UnstableMeasurementError(
+            f"after {len(rows)} rounds timings still differ by {100 * drift:.0f} % between "
+            f"windows, more than {100 * config.tolerance:.0f} %",
+            hint="stop other work on this machine, or allow more time",
+        )
+    samples = np.array(rows)
+    measurements = tuple(
+        Measurement(name, len(batch), config.warmups, repeats[i], tuple(samples[:, i].tolist()))
+        for i, name in enumerate(names)
+    )
+    speedups = tuple(
+        Speedup(name, names[0], len(batch), *ratio_interval(samples[:, 0], samples[:, i]))
+        for i, name in enumerate(names)
+        if i > 0
+    )
+    return ThroughputComparison(len(batch), measurements, speedups, stable, drift)
+
+
+def _warm_up(
+    session: Session, batch: NDArray[np.float32], config: TimingConfig, clock: Clock
+) -> int:
+    """Run the warm-ups; answer how many runs fill a round."""
+    fastest = min(_time_ms(session, batch, 1, clock) for _ in range(config.warmups))
+    if fastest <= 0:
+        return _MAX_REPEATS
+    return min(_MAX_REPEATS, max(1, math.ceil(config.min_round_ms / fastest)))
+
+
+def _rounds(
+    sessions: Sequence[Session],
+    batch: NDArray[np.float32],
+    repeats: list[int],
+    config: TimingConfig,
+    clock: Clock,
+    progress: Progress,
+) -> tuple[list[list[float]], float]:
+    """Rows of ms per run, one a round and one column a session; and the drift left."""
+    count = len(sessions)
+    window = math.ceil(config.window / count) * count
+    rows: list[list[float]] = []
+    start = clock()
+    with progress.task(f"timing {count} sessions at batch {len(batch)}") as task:
+        while True:
+            row = [0.0] * count
+            for position in range(count):
+                i = (len(rows) + position) % count
+                row[i] = _time_ms(sessions[i], batch, repeats[i], clock)
+            rows.append(row)
+            task.advance()
+            drift = _drift(np.array(rows), window)
+            late = clock() - start >= config.max_seconds and len(rows) >= _MIN_ROUNDS
+            if drift <= config.tolerance or late:
+                return rows, drift
+
+
+def _time_ms(session: Session, batch: NDArray[np.float32], repeats: int, clock: Clock) -> float:
+    start = clock()
+    for _ in range(repeats):
+        session.run(batch)
+    return 1000 * (clock() - start) / repeats
+
+
+def _drift(samples: NDArray[np.float64], window: int) -> float:
+    """Largest spread, max / min - 1, of the last windows' medians, over all sessions."""
+    if len(samples) < _WINDOWS * window or samples.min() <= 0:
+        return 1.0
+    figures = samples.copy()
+    figures[:, 1:] /= samples[:, :1]
+    recent = figures[-_WINDOWS * window :].reshape(_WINDOWS, window, -1)
+    medians = np.median(recent, axis=1)
+    return float((medians.max(axis=0) / medians.min(axis=0) - 1).max())

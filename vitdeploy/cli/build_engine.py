@@ -1,0 +1,142 @@
+"""`vitdeploy build-engine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitdeploy.cli import console
+from vitdeploy.cli.options import (
+    PATH,
+    BatchRange,
+    json_option,
+    output_option,
+    threads_option,
+    workspace,
+)
+
+
+@click.command()
+@click.argument("graph", type=PATH, required=False)
+@click.option("--int8", "precision", flag_value="int8", help="Linear layers in INT8.")
+@click.option("--fp16", "precision", flag_value="fp16", help="Everything in FP16 (GPUs).")
+@click.option("--fp32", "precision", flag_value="fp32", help="As exported (the default).")
+@click.option("--calib", type=PATH, help="Calibration images (INT8); 'demo' is the embedded set.")
+@click.option("--calib-images", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option(
+    "--range",
+    "method",
+    type=click.Choice(["mse", "absmax", "percentile"]),
+    default="mse",
+    show_default=True,
+    help="How the ranges of activations are chosen.",
+)
+@click.option("--keep", multiple=True, metavar="NODE", help="Leave this Linear node in float.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Draw of calibration images.")
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="openvino, onnxruntime, tensorrt or tensorrt-rtx.",
+)
+@click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
+@click.option("--batch", type=BatchRange(), default="1:8:64", show_default=True)
+@click.option("--workspace", "workspace_mib", type=click.IntRange(min=1), help="MiB (TensorRT).")
+@threads_option
+@output_option
+@json_option
+def command(
+    graph: Path | None,
+    precision: str | None,
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Build an engine from GRAPH (default: the newest graph of the recipe's model).
+
+    On a CPU that is OpenVINO where installed, else ONNX Runtime; with an NVIDIA
+    target TensorRT or TensorRT-RTX. It says which it took and why.
+
+    \b
+      vitdeploy build-engine --int8
+      vitdeploy build-engine model.onnx --int8 --calib train/ --backend onnxruntime
+      vitdeploy build-engine model.onnx --fp16 --target sm86,sm89,sm120
+    """
+    from vitdeploy import api
+    from vitdeploy.backends.base import BuildOptions
+    from vitdeploy.calibration.quantize import QuantizationOptions
+    from vitdeploy.target import CPU, parse_targets
+
+    sink = console.progress()
+    place = workspace(sink.note)
+    folder = output or place.output
+    targets = None if options["target"] is None else parse_targets(options["target"])
+    backend, why = api.choose_backend(options["backend"], targets)
+    sink.note(f"backend: {backend.name} ({why})")
+    on_gpu = backend.name.startswith("tensorrt")
+    model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
+    calibration = None
+    if precision == "int8":
+        calibration = place.calibration(options["calib"], model.description.source)
+    request = api.PrecisionRequest(
+        precision=precision or "fp32",  # pyright: ignore[reportArgumentType]  # click's flags
+        half=on_gpu and precision == "int8",
+        calibration=calibration,
+        calibration_count=options["calib_images"],
+        seed=options["seed"],
+        quantization=QuantizationOptions(method=options["method"], keep=options["keep"]),
+    )
+    typed = api.with_precision(model, request, folder, progress=sink)
+    mib = options["workspace_mib"]
+    engine = api.build_engine(
+        typed,
+        backend,
+        folder,
+        BuildOptions(
+            targets=targets or (CPU,),
+            batch=options["batch"],
+            threads=options["threads"],
+            workspace_bytes=None if mib is None else mib << 20,
+        ),
+        progress=sink,
+    )
+    manifest = engine.manifest
+    record = {
+        "path": str(engine.path),
+        "graph": str(typed.path),
+        "backend": manifest.backend,
+        "backend_version": manifest.backend_version,
+        "precision": manifest.model.precision,
+        "targets": list(manifest.targets),
+        "size_bytes": engine.size_bytes,
+        "build_seconds": manifest.build_seconds,
+    }
+    quantization = manifest.model.quantization
+    lines = [
+        f"{engine.path}",
+        f"  {manifest.model.precision} for {', '.join(manifest.targets)} by {manifest.backend} "
+        f"{manifest.backend_version}: {engine.size_bytes / 1e6:.1f} MB "
+        f"in {manifest.build_seconds:.1f} s",
+    ]
+    if quantization is not None:
+        lines.append(
+            f"  {len(quantization.quantized)} Linear layers in INT8, ranges by "
+            f"{quantization.method} from {quantization.images} images"
+        )
+    lines.append("  next: vitdeploy evaluate" + (f" {engine.path}" if graph or output else ""))
+    console.emit(as_json, record, "\n".join(lines))
+
+
+def _exported(place: Any, folder: Path, sink: Any) -> Any:
+    """No graph yet: export the recipe's model at its own resolution first, and say so."""
+    from vitdeploy import api
+
+    request = place.model_request(None)
+    sink.note(f"{folder} holds no graph of this model: exporting it at its own resolution")
+    source = api.load_model(request)
+    from vitdeploy.export.export import ExportOptions
+
+    images = place.calibration(None, source.description)
+    return api.export(source, ExportOptions(), folder, images=images, progress=sink)

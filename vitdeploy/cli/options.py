@@ -1,0 +1,143 @@
+"""Options and value types that several commands share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from vitdeploy.models.load import ModelRequest
+    from vitdeploy.workspace import Workspace
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Resolution(click.ParamType):
+    """'384' or '384x512' (height x width)."""
+
+    name = "PIXELS or HxW"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        parts = str(value).lower().split("x")
+        if len(parts) in (1, 2) and all(
+            part.isdecimal() and 0 < int(part) <= 8192 for part in parts
+        ):
+            return (int(parts[0]), int(parts[-1]))
+        self.fail(f"{value!r} is not a resolution; write 384 or 384x512", param, ctx)
+
+
+class BatchRange(click.ParamType):
+    """'8', or 'min:opt:max' as in '1:8:64'."""
+
+    name = "MIN:OPT:MAX"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int, int]:
+        parts = str(value).split(":")
+        if len(parts) in (1, 3) and all(part.isdecimal() for part in parts):
+            low, best, high = (int(parts[0]), int(parts[len(parts) // 2]), int(parts[-1]))
+            if 1 <= low <= best <= high:
+                return (low, best, high)
+        self.fail(f"{value!r} is not a batch range; write 8 or 1:8:64", param, ctx)
+
+
+class JsonObject(click.ParamType):
+    """A JSON object, as in '{"drop_path_rate": 0.1}'."""
+
+    name = "JSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError as error:
+            self.fail(f"not valid JSON: {error}", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail("write a JSON object, as in '{\"depth\": 6}'", param, ctx)
+        return parsed
+
+
+class Numbers(click.ParamType):
+    """'1,8,32'."""
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self._kind = kind
+        self.name = "N,N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        try:
+            numbers = tuple(self._kind(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of numbers; write 1,8,32", param, ctx)
+        if any(number <= 0 for number in numbers):
+            self.fail("every number must be above zero", param, ctx)
+        return numbers
+
+
+PATH = click.Path(path_type=Path)
+
+
+def model_options(command: Command) -> Command:
+    """--model and what belongs to it. The command takes them as `**model`."""
+    options = [
+        click.option("--model", "model_name", help="timm name, described checkpoint, or 'demo'."),
+        click.option("--checkpoint", type=PATH, help="Weights: .safetensors, .pth (weights only)."),
+        click.option(
+            "--pretrained", is_flag=True, help="timm's pretrained weights (needs the hub)."
+        ),
+        click.option("--random-weights", is_flag=True, help="Untrained weights, knowingly."),
+        click.option("--num-classes", type=click.IntRange(min=1)),
+        click.option("--in-chans", type=click.IntRange(min=1)),
+        click.option("--model-kwargs", type=JsonObject(), help="More arguments of the timm model."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def requested_model(positional: str | None, model: dict[str, Any]) -> ModelRequest | None:
+    """The model the command line names; None where it names none.
+
+    Raises click.UsageError where options of a model come without its name.
+    """
+    name = model.pop("model_name")
+    if positional and name and positional != name:
+        raise click.UsageError(f"the model is named twice: {positional} and {name}")
+    name = positional or name
+    given = {key: value for key, value in model.items() if value not in (None, False)}
+    if name is None:
+        if given:
+            options = ", ".join("--" + key.replace("_", "-") for key in given)
+            raise click.UsageError(f"{options} belong to a model: name it with --model")
+        return None
+    from vitdeploy.api import needs_torch
+
+    with needs_torch("loading a model"):
+        from vitdeploy.models.load import ModelRequest
+    return ModelRequest(name=name, **model)
+
+
+def workspace(say: Callable[[str], None]) -> Workspace:
+    """The workspace of the current folder."""
+    from vitdeploy.workspace import open_workspace
+
+    return open_workspace(Path(), say)
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+output_option = click.option(
+    "-o", "--output", type=PATH, help="Folder for results (default: the recipe's, 'artifacts')."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(min=1), help="CPU threads (default: all this process may use)."
+)

@@ -1,0 +1,159 @@
+"""`vitdeploy train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitdeploy.cli import console
+from vitdeploy.cli.options import (
+    PATH,
+    Numbers,
+    json_option,
+    model_options,
+    requested_model,
+    threads_option,
+)
+
+
+@click.command()
+@click.option(
+    "--data",
+    required=True,
+    help="Training images, one sub-folder a class; or "
+    "'fashion-mnist' (Debian's package, or --idx).",
+)
+@click.option("--eval", "eval_data", type=PATH, help="Evaluation images, the same classes.")
+@click.option("--idx", type=PATH, help="Folder of Fashion-MNIST's four idx files.")
+@click.option("-o", "--output", type=PATH, required=True, help="The checkpoint, .safetensors.")
+@click.option("--name", help="What files and reports call the model (default: the output's name).")
+@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("-b", "--batch-size", type=click.IntRange(min=2), default=64, show_default=True)
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option("--ema-decay", type=click.FloatRange(0, 1), default=0.999, show_default=True)
+@click.option(
+    "--min-crop",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.8,
+    show_default=True,
+    help="Smallest share of an image that a random crop keeps.",
+)
+@click.option("--mixed-res", type=Numbers(int), default=None, help="Resolutions drawn per batch.")
+@click.option("--mixed-odds", type=Numbers(float), default=None, help="The odds of each.")
+@click.option("--mean", type=Numbers(float), default=None, help="Per channel, in [0, 1].")
+@click.option("--std", type=Numbers(float), default=None, help="Per channel, in [0, 1].")
+@click.option(
+    "--mixed-precision",
+    type=click.Choice(["auto", "no", "bf16", "fp16"]),
+    default="auto",
+    show_default=True,
+    help="auto: bf16 on GPUs that have it.",
+)
+@click.option("-j", "--workers", type=click.IntRange(min=0), default=1, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--resume", is_flag=True, help="Go on after the last finished epoch.")
+@model_options
+@threads_option
+@json_option
+def command(
+    data: str, eval_data: Path | None, idx: Path | None, output: Path, as_json: bool, **options: Any
+) -> None:
+    """Fine-tune or train a ViT and write a checkpoint that describes itself.
+
+    Give --model with --pretrained, --checkpoint, or --random-weights to train
+    from scratch. The weights written are an average over the last steps. After
+    each epoch the state is saved beside the output, for --resume.
+
+    \b
+      vitdeploy train --model vit_small_patch16_224 --pretrained \\
+        --data train/ --eval val/ -o flowers.safetensors
+    """
+    from vitdeploy import api
+
+    sink = console.progress()
+    images, evaluation = _images(data, eval_data, idx, sink)
+    source = _starting_point(options, images.labels, options["name"] or output.stem)
+    with api.needs_torch("training"):
+        from vitdeploy.training.recipe import TrainingRecipe
+    recipe = TrainingRecipe(
+        epochs=options["epochs"],
+        batch_size=options["batch_size"],
+        learning_rate=options["lr"],
+        ema_decay=options["ema_decay"],
+        min_crop=options["min_crop"],
+        resolutions=options["mixed_res"] or (),
+        resolution_weights=options["mixed_odds"] or (),
+        mixed_precision=options["mixed_precision"],
+        workers=options["workers"],
+        seed=options["seed"],
+    )
+    trained, history = api.train(
+        source, images, evaluation, recipe, output, resume=options["resume"], progress=sink
+    )
+    last = history[-1]
+    top1 = "" if last.top1 is None else f", top-1 {last.top1:.2%}"
+    record = {
+        "path": str(output),
+        "epochs": last.epoch,
+        "loss": last.loss,
+        "top1": last.top1,
+        "weights_digest": trained.description.weights_digest,
+    }
+    console.emit(
+        as_json,
+        record,
+        f"{output}: {last.epoch} epochs, loss {last.loss:.3f}{top1}\n"
+        f"  next: vitdeploy export {output} --res ...",
+    )
+
+
+def _images(data: str, eval_data: Path | None, idx: Path | None, sink: Any) -> tuple[Any, Any]:
+    from vitdeploy import environment
+    from vitdeploy.demo import fashion_mnist
+    from vitdeploy.images import scan
+
+    if data != "fashion-mnist":
+        images = scan(Path(data))
+        return images, None if eval_data is None else scan(eval_data, labels=images.labels)
+    root = fashion_mnist.unpack(
+        idx or fashion_mnist.DEBIAN_FOLDER,
+        environment.cache_folder() / "fashion-mnist",
+        progress=sink,
+    )
+    labels = fashion_mnist.LABELS
+    return scan(root / "train", labels=labels), scan(eval_data or root / "test", labels=labels)
+
+
+def _starting_point(options: dict[str, Any], labels: tuple[str, ...], name: str) -> Any:
+    """The model with one output per class of the images."""
+    from dataclasses import replace
+
+    from vitdeploy import api
+    from vitdeploy.preprocessing import Preprocessing
+
+    keys = (
+        "model_name",
+        "checkpoint",
+        "pretrained",
+        "random_weights",
+        "num_classes",
+        "in_chans",
+        "model_kwargs",
+    )
+    request = requested_model(None, {key: options[key] for key in keys})
+    if request is None:
+        raise click.UsageError("name a model with --model")
+    preprocessing = None
+    if options["mean"] or options["std"]:
+        mean, std = options["mean"] or (0.5,) * 3, options["std"] or (0.5,) * 3
+        preprocessing = Preprocessing(mean=mean, std=std)
+    request = replace(
+        request,
+        num_classes=request.num_classes or len(labels),
+        labels=labels,
+        preprocessing=preprocessing,
+    )
+    source = api.starting_point(request, seed=options["seed"], threads=options["threads"])
+    return api.relabelled(source, name)

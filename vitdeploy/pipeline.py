@@ -1,0 +1,266 @@
+"""The whole way in one call: graphs, engines, evidence, report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdeploy import api
+from vitdeploy.artifacts import reference
+from vitdeploy.artifacts.engine import Engine
+from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
+from vitdeploy.artifacts.source import SourceDescription, description_in
+from vitdeploy.backends import registry
+from vitdeploy.backends.base import BuildOptions
+from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.report.assemble import Evidence, assemble
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.throughput import TimingConfig
+from vitdeploy.demo import assets
+from vitdeploy.errors import (
+    EngineError,
+    GateFailedError,
+    InconclusiveError,
+    InputError,
+    MissingDependencyError,
+)
+from vitdeploy.images import ImageSet, scan
+from vitdeploy.progress import SILENT, Progress
+from vitdeploy.target import parse_targets
+
+if TYPE_CHECKING:
+    from vitdeploy.models.source import SourceModel
+
+
+RTX_TARGETS = "sm86,sm89,sm120"
+"""GPU generations TensorRT-RTX builds for ahead of time: RTX 30, 40 and 50."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """One engine to build: a graph, a backend, and the devices (None: this CPU)."""
+
+    backend: str
+    graph: OnnxModel
+    targets: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What engines are judged on. `source` None: speed is compared with the first engine."""
+
+    baseline: api.Baseline
+    images: ImageSet
+    source: SourceModel | None = None
+    max_drop_points: float = 0.5
+    batch_sizes: Sequence[int] = (1, 8)
+    timing: TimingConfig | None = None
+
+
+def run(
+    plans: Sequence[EnginePlan],
+    judgement: Judgement,
+    folder: Path,
+    *,
+    notes: Sequence[str] = (),
+    progress: Progress = SILENT,
+) -> Report:
+    """Build every engine, judge and time those that run here, and assemble the report.
+
+    An engine that cannot be built becomes a failed row; the others go on.
+    """
+    engines: list[Engine] = []
+    failed: list[ReportRow] = []
+    for plan in plans:
+        try:
+            engines.append(_build(plan, folder, progress))
+        except (EngineError, MissingDependencyError) as error:
+            failed.append(_failed_row(plan, error))
+            progress.note(f"failed: {plan.backend} {plan.graph.description.precision}: {error}")
+    runnable = [engine for engine in engines if _runs_here(engine)]
+    evaluations: dict[str, EvaluationResult] = {}
+    for engine in runnable:
+        evaluations[engine.manifest.engine_digest] = api.evaluate(
+            engine,
+            judgement.baseline,
+            judgement.images,
+            max_drop_points=judgement.max_drop_points,
+            progress=progress,
+        )
+    benchmark = None
+    if runnable:
+        benchmark = api.benchmark(
+            runnable,
+            judgement.source,
+            batch_sizes=judgement.batch_sizes,
+            config=judgement.timing,
+            progress=progress,
+        )
+    return assemble(
+        Evidence(
+            engines=engines,
+            evaluations=evaluations,
+            benchmark=benchmark,
+            failed=failed,
+            notes=notes,
+            created=now(),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class DemoStart:
+    """Where the demo begins: PyTorch and the checkpoint, or the stored graph and outputs."""
+
+    graph: OnnxModel
+    baseline: api.Baseline
+    source: SourceModel | None
+    notes: tuple[str, ...] = ()
+
+
+def demo(
+    folder: Path,
+    *,
+    resolution: tuple[int, int] | None = None,
+    images: int = 2000,
+    seconds: float = 12.0,
+    progress: Progress = SILENT,
+) -> Report:
+    """The main job on the embedded model; see `vitdeploy demo --help`.
+
+    Without PyTorch the stored graph and outputs of the source take its place,
+    and the report says so. Raises MissingDependencyError where neither
+    PyTorch's nor any CPU runtime's wheel is installed.
+    """
+    evaluation = scan(assets.images_folder("evaluation"), labels=_demo_description().labels)
+    chosen = [i * len(evaluation) // images for i in range(min(images, len(evaluation)))]
+    evaluation = evaluation.take(chosen)
+    calibration = scan(assets.images_folder("calibration"), labels=evaluation.labels)
+    size = resolution or assets.RESOLUTION
+    start = _demo_start(size, folder, calibration, evaluation, progress)
+    int8 = api.with_precision(
+        start.graph,
+        api.PrecisionRequest(precision="int8", calibration=calibration),
+        folder,
+        progress=progress,
+    )
+    plans = [
+        EnginePlan(backend, graph)
+        for backend in ("onnxruntime", "openvino")
+        if backend == "onnxruntime" or registry.get(backend).probe().available
+        for graph in (start.graph, int8)
+    ]
+    notes = list(start.notes)
+    rtx = registry.get("tensorrt-rtx").probe()
+    if rtx.available:
+        half = api.PrecisionRequest(precision="fp16")
+        typed = [api.with_precision(graph, half, folder) for graph in (start.graph, int8)]
+        plans.extend(EnginePlan("tensorrt-rtx", graph, RTX_TARGETS) for graph in typed)
+    else:
+        notes.append(f"no TensorRT-RTX engines: {rtx.reason}")
+    judgement = Judgement(
+        baseline=start.baseline,
+        images=evaluation,
+        source=start.source,
+        timing=TimingConfig(max_seconds=seconds, accept_unstable=True),
+    )
+    return run(plans, judgement, folder, notes=notes, progress=progress)
+
+
+def _demo_start(
+    size: tuple[int, int],
+    folder: Path,
+    calibration: ImageSet,
+    evaluation: ImageSet,
+    progress: Progress,
+) -> DemoStart:
+    try:
+        from vitdeploy.export.export import ExportOptions
+        from vitdeploy.models.load import ModelRequest
+    except ImportError as error:
+        return _stored_start(size, folder, evaluation, str(error.name or error))
+    source = api.load_model(ModelRequest(name=str(assets.CHECKPOINT)))
+    graph = api.export(
+        source, ExportOptions(resolution=size), folder, images=calibration, progress=progress
+    )
+    baseline = api.baseline_from_source(source, size, evaluation, progress=progress)
+    return DemoStart(graph, baseline, source)
+
+
+def _stored_start(
+    size: tuple[int, int], folder: Path, evaluation: ImageSet, missing: str
+) -> DemoStart:
+    if size != assets.RESOLUTION:
+        raise MissingDependencyError(
+            f"exporting at {size[0]}x{size[1]} needs PyTorch and timm ({missing} is missing)",
+            hint="pip install 'vitdeploy[torch]', or leave --res out: a graph at "
+            f"{assets.RESOLUTION[0]} is stored",
+        )
+    graph = read_onnx_model(assets.GRAPH)
+    baseline = api.baseline_from_reference(
+        reference.load(assets.reference_path(size)),
+        graph.description,
+        evaluation,
+        native=reference.load(assets.reference_path(assets.NATIVE)),
+    )
+    note = (
+        f"{missing} is not installed: the stored graph and the stored outputs of PyTorch were "
+        "used, and speed-ups are against ONNX Runtime FP32"
+    )
+    return DemoStart(graph, baseline, None, (note,))
+
+
+def _demo_description() -> SourceDescription:
+    description = description_in(assets.CHECKPOINT)
+    if description is None:
+        raise InputError(
+            f"{assets.CHECKPOINT} does not describe itself", hint="install vitdeploy again"
+        )
+    return description
+
+
+def require_passing(report: Report) -> None:
+    """Raise GateFailedError where an engine's accuracy dropped, InconclusiveError where unknown."""
+    for verdict, kind in (("fail", GateFailedError), ("inconclusive", InconclusiveError)):
+        names = [
+            row.name for row in report.rows if row.accuracy and row.accuracy.verdict == verdict
+        ]
+        if names:
+            raise kind(
+                f"accuracy {'dropped too far' if verdict == 'fail' else 'is not settled'}: "
+                f"{', '.join(names)}",
+                hint="the report shows the images that changed",
+            )
+
+
+def now() -> str:
+    """The time of day, ISO 8601, UTC."""
+    return datetime.now(tz=timezone.utc).isoformat(timespec="seconds")
+
+
+def _build(plan: EnginePlan, folder: Path, progress: Progress) -> Engine:
+    options = BuildOptions()
+    if plan.targets is not None:
+        options = BuildOptions(targets=parse_targets(plan.targets))
+    backend = registry.get(plan.backend)
+    return api.build_engine(plan.graph, backend, folder, options, progress=progress)
+
+
+def _runs_here(engine: Engine) -> bool:
+    return registry.get(engine.manifest.backend).probe().can_execute
+
+
+def _failed_row(plan: EnginePlan, error: EngineError | MissingDependencyError) -> ReportRow:
+    precision = plan.graph.description.precision
+    name = f"{plan.backend} {precision}" + (f" {plan.targets}" if plan.targets else "")
+    return ReportRow(
+        name=name,
+        backend=plan.backend,
+        precision=precision,
+        status="failed",
+        note=f"{error}; {error.hint}" if error.hint else str(error),
+        targets=tuple((plan.targets or "cpu").split(",")),
+    )
