@@ -1,7 +1,7 @@
 """Make vitdeploy/demo/data from a trained checkpoint. How the demo model came about:
 
     vitdeploy train --data fashion-mnist --name demo -o demo.safetensors \
-        --model vit_tiny_patch16_224 --random-weights --epochs 15 --batch-size 64 \
+        --model vit_tiny_patch16_224 --random-weights --optimizer muon --epochs 8 --batch-size 64 \
         --model-kwargs '{"img_size": 128, "embed_dim": 128, "depth": 5, "num_heads": 4,
                          "global_pool": "avg", "weight_init": "jax"}' \
         --mean 0.286,0.286,0.286 --std 0.353,0.353,0.353 \

@@ -1,4 +1,4 @@
-"""The training loop: AdamW, warm-up and cosine, an average of the weights, resume."""
+"""The training loop: warm-up and cosine, an average of the weights, resume."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from timm.optim import param_groups_weight_decay
 from timm.utils import ModelEmaV3
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 from vitdeploy.artifacts.files import atomic_path
 from vitdeploy.artifacts.source import SourceDescription
@@ -23,6 +21,7 @@ from vitdeploy.models import checkpoint, timm_
 from vitdeploy.models.source import SourceModel, weights_digest
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.training.data import MixedResolutionBatches, training_loader
+from vitdeploy.training.optimizers import build_optimizers, warmup_and_cosine
 from vitdeploy.training.recipe import TrainingRecipe
 
 
@@ -40,19 +39,12 @@ class _Run:
 
     def __init__(self, module: nn.Module, recipe: TrainingRecipe, steps_per_epoch: int) -> None:
         steps = max(1, recipe.epochs * steps_per_epoch)
-        warmup = max(1, round(steps * recipe.warmup_share))
         self.model = module.train()
-        self.optimizer = torch.optim.AdamW(
-            param_groups_weight_decay(module, recipe.weight_decay), lr=recipe.learning_rate
-        )
-        self.scheduler = SequentialLR(
-            self.optimizer,
-            [
-                LinearLR(self.optimizer, start_factor=1e-2, total_iters=warmup),
-                CosineAnnealingLR(self.optimizer, T_max=max(1, steps - warmup)),
-            ],
-            milestones=[warmup],
-        )
+        self.optimizers = build_optimizers(module, recipe)
+        self.schedulers = [
+            warmup_and_cosine(optimizer, steps, recipe.warmup_share)
+            for optimizer in self.optimizers
+        ]
         self.ema = ModelEmaV3(module, decay=recipe.ema_decay, use_warmup=True)
         self.ema.eval()
         self.updates = 0
@@ -61,8 +53,8 @@ class _Run:
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": self.scheduler.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "ema": self.ema.module.state_dict(),
             "updates": self.updates,
             "history": [asdict(result) for result in self.history],
@@ -70,8 +62,9 @@ class _Run:
 
     def restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.scheduler.load_state_dict(state["scheduler"])
+        for kind in ("optimizers", "schedulers"):
+            for part, saved in zip(getattr(self, kind), state[kind], strict=True):
+                part.load_state_dict(saved)
         self.ema.module.load_state_dict(state["ema"])
         self.updates = state["updates"]
         self.history = [EpochResult(**result) for result in state["history"]]
@@ -129,16 +122,17 @@ def _step_function(
     run: _Run, recipe: TrainingRecipe, accelerator: Accelerator
 ) -> Callable[[torch.Tensor, torch.Tensor], float]:
     loss_function = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
-    model, optimizer = accelerator.prepare(run.model, run.optimizer)
+    model, *optimizers = accelerator.prepare(run.model, *run.optimizers)
 
     def step(batch: torch.Tensor, labels: torch.Tensor) -> float:
         with accelerator.autocast():
             loss = loss_function(model(batch.to(accelerator.device)), labels.to(accelerator.device))
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), recipe.clip_norm)
-        optimizer.step()
-        run.scheduler.step()
-        optimizer.zero_grad()
+        for optimizer, scheduler in zip(optimizers, run.schedulers, strict=True):
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
         run.updates += 1
         run.ema.update(run.model, step=run.updates)
         return float(loss.detach())

@@ -8,6 +8,7 @@ from typing import Literal
 from vitdeploy.errors import InputError
 
 MixedPrecision = Literal["auto", "no", "bf16", "fp16"]
+OptimizerName = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class TrainingRecipe:
     """
 
     epochs: int = 10
+    optimizer: OptimizerName = "adamw"
     batch_size: int = 128
     learning_rate: float = 1e-3
     weight_decay: float = 0.05
