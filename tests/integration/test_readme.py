@@ -1,0 +1,76 @@
+"""Every command the README shows runs as it stands, in a fresh copy of the repository's recipe."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitdeploy.cli import _COMMANDS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def bash_lines() -> list[str]:
+    """The lines of the README's bash blocks, without comments."""
+    blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line]
+
+
+def vitdeploy(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", *line.split()]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    folder = tmp_path_factory.mktemp("readme")
+    shutil.copy(ROOT / "vitdeploy.toml", folder)
+    found = {}
+    for line in bash_lines():
+        if line.startswith("vitdeploy "):
+            if line == "vitdeploy benchmark":
+                line += " --accept-unstable --seconds 5"
+            done = vitdeploy(line, folder)
+            found[line] = (done.returncode, done.stdout + done.stderr)
+    assert (folder / "report" / "report.html").is_file(), found
+    return found
+
+
+def test_the_shown_commands_run(outcomes: dict[str, tuple[int, str]]) -> None:
+    assert len(outcomes) >= 6
+    failed = {line: text for line, (code, text) in outcomes.items() if code != 0}
+    assert not failed
+
+
+def test_the_commands_say_what_they_picked(outcomes: dict[str, tuple[int, str]]) -> None:
+    built = outcomes["vitdeploy build-engine --int8"][1]
+    assert "the newest of this model" in built
+    assert "backend: " in built
+    assert "model: demo (from vitdeploy.toml)" in outcomes["vitdeploy export --res 384"][1]
+
+
+def test_every_command_is_in_the_readme_and_in_the_help() -> None:
+    shown = vitdeploy("vitdeploy --help", ROOT).stdout
+    for name in _COMMANDS:
+        assert re.search(rf"(vitdeploy|make) {name}\b", README), name
+        assert re.search(rf"^  {name} ", shown, flags=re.MULTILINE), name
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for line in bash_lines():
+        if line.startswith("make "):
+            assert re.search(rf"^{line.split()[1]}:", makefile, flags=re.MULTILINE)
+
+
+def test_files_the_readme_links_to_exist() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
+    assert links
+    assert all((ROOT / link).exists() for link in links)
