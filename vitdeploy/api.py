@@ -16,15 +16,19 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.backends import registry
-from vitdeploy.backends.base import Backend, BuildOptions, Session
+from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
 from vitdeploy.benchmarks import evaluation
 from vitdeploy.benchmarks.accuracy import compare
 from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.report.assemble import Evidence, assemble
+from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.throughput import (
     BenchmarkResult,
     TimingConfig,
@@ -32,6 +36,7 @@ from vitdeploy.benchmarks.throughput import (
 )
 from vitdeploy.calibration import image_set
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
+from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.images import ImageSet, image_digest
 from vitdeploy.progress import SILENT, Progress
@@ -322,7 +327,7 @@ def benchmark(
         with needs_torch("benchmarking the source"):
             from vitdeploy.backends.torch_ import TorchSession
         sessions.append(TorchSession(source.at((shape[1], shape[2])), threads=threads))
-    sessions.extend(load_engine(engine, threads=threads) for engine in engines)
+    sessions.extend(_distinctly_named(engines, threads))
     generator = np.random.default_rng(0)
     comparisons = []
     for size in batch_sizes:
@@ -334,6 +339,51 @@ def benchmark(
         source_label=sessions[0].name,
         comparisons=tuple(comparisons),
     )
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A session under a name no other session of the run has."""
+
+    name: str
+    session: Session
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self.session.run(batch)
+
+
+def _distinctly_named(engines: Sequence[Engine], threads: int | None) -> list[Session]:
+    """Loaded engines; those of one backend and precision are told apart by their digests."""
+    sessions = [load_engine(engine, threads=threads) for engine in engines]
+    names = [session.name for session in sessions]
+    return [
+        session
+        if names.count(session.name) == 1
+        else _Named(f"{session.name} {engine.manifest.engine_digest[:8]}", session)
+        for engine, session in zip(engines, sessions, strict=True)
+    ]
+
+
+def report(evidence: Evidence, folder: Path) -> tuple[Report, dict[str, Path]]:
+    """Assemble what was found and write report.json, report.md and report.html into `folder`."""
+    assembled = assemble(evidence)
+    return assembled, write_report(assembled, folder)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """This machine, every backend, and what is in conflict (with its remedy)."""
+
+    environment: Environment
+    backends: dict[str, Availability]
+    problems: list[str]
+
+
+def doctor() -> Diagnosis:
+    """Look at this machine; nothing is built or run."""
+    here = environment.describe()
+    backends = {name: registry.get(name).probe() for name in registry.names()}
+    return Diagnosis(here, backends, environment.conflicts(here.packages))
 
 
 def relabelled(source: SourceModel, name: str) -> SourceModel:

@@ -50,7 +50,7 @@ class OpenVinoBackend:
 
     def probe(self) -> Availability:
         try:
-            return Availability(True, _runtime().__version__)
+            return Availability(True, _version())
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
 
@@ -79,7 +79,7 @@ class OpenVinoBackend:
         here = environment.describe()
         manifest = EngineManifest(
             backend=self.name,
-            backend_version=runtime.__version__,
+            backend_version=_version(),
             model=model.description,
             model_digest=model.digest,
             engine_digest=digest,
@@ -95,7 +95,7 @@ class OpenVinoBackend:
 
     def load(self, engine: Engine, *, threads: int | None = None) -> OpenVinoSession:
         runtime = _runtime()
-        require_same_machine(engine, runtime.__version__)
+        require_same_machine(engine, _version())
         try:
             compiled = runtime.Core().import_model(
                 engine.path.read_bytes(), "CPU", _settings(threads)
@@ -118,6 +118,11 @@ def _settings(threads: int | None) -> dict[str, Any]:
         # On AMX machines OpenVINO would pick bf16 by itself; the graph's types decide.
         "INFERENCE_PRECISION_HINT": "f32",
     }
+
+
+def _version() -> str:
+    """Release and build number, '2026.4.1-22982'; the commit behind them is left out."""
+    return "-".join(_runtime().__version__.split("-")[:2])
 
 
 def _first_line(error: Exception) -> str:

@@ -32,10 +32,10 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
       vitdeploy report
       vitdeploy report artifacts/*.engine -o report
     """
+    from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
     from vitdeploy.benchmarks.report import markdown
-    from vitdeploy.benchmarks.report.assemble import Evidence, assemble
-    from vitdeploy.benchmarks.report.write import write_report
+    from vitdeploy.benchmarks.report.assemble import Evidence
     from vitdeploy.pipeline import now
 
     sink = console.progress()
@@ -43,15 +43,13 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
         loaded = [read_engine(path) for path in engines]
     else:
         loaded = _siblings(workspace(sink.note).engine(None))
-    report = assemble(
-        Evidence(
-            engines=loaded,
-            evaluations=_evaluations(loaded, sink.note),
-            benchmark=_benchmark(loaded, sink.note),
-            created=now(),
-        )
+    evidence = Evidence(
+        engines=loaded,
+        evaluations=_evaluations(loaded, sink.note),
+        benchmark=_benchmark(loaded, sink.note),
+        created=now(),
     )
-    written = write_report(report, output)
+    report, written = api.report(evidence, output)
     if as_json:
         click.echo(written["json"].read_text(encoding="utf-8"))
         return

@@ -51,7 +51,7 @@ def assemble(evidence: Evidence) -> Report:
         source_top1=first.comparison.source_top1 if first else None,
         evaluation_images=first.comparison.images if first else 0,
         evaluation_root=first.images_root if first else "",
-        rows=(*(_row(engine, evidence) for engine in evidence.engines), *evidence.failed),
+        rows=(*_rows(evidence), *evidence.failed),
         environment=environment.describe(),
         unreadable=first.unreadable if first else (),
         verification=model.verification,
@@ -69,6 +69,16 @@ def row_name(engine: Engine) -> str:
     manifest = engine.manifest
     name = f"{manifest.backend} {manifest.model.precision}"
     return name if manifest.targets == ("cpu",) else f"{name} {','.join(manifest.targets)}"
+
+
+def _rows(evidence: Evidence) -> list[ReportRow]:
+    """A row an engine; engines that would share a name are told apart by their digests."""
+    names = [row_name(engine) for engine in evidence.engines]
+    rows = [_row(engine, evidence) for engine in evidence.engines]
+    return [
+        row if names.count(row.name) == 1 else replace(row, name=f"{row.name} {row.engine_digest[:8]}")
+        for row in rows
+    ]
 
 
 def _row(engine: Engine, evidence: Evidence) -> ReportRow:
