@@ -1,4 +1,4 @@
-"""Put the table of a demo's report into the README: python tools/readme_table.py report/report.json"""
+"""Put the table of a demo's report.json into the README: python tools/readme_table.py FILE"""
 
 from __future__ import annotations
 

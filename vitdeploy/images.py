@@ -119,9 +119,10 @@ def _labelled(folder: Path, found: dict[Path, list[Path]], labels: Sequence[str]
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which '2' comes before '10'."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+    """Sort key under which '2' comes before '10', and no two names are equal ('1', '01')."""
+    parts = [part for part in re.split(r"(\d+)", name) if part]
+    key = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+    return [*key, (-1, 0, name)]
 
 
 def decode(path: Path) -> Image.Image:
@@ -141,6 +142,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         # Pillow's own conversion clips 16-bit values at 255 and turns them white.
         wide = np.asarray(image).astype(np.int64)
         image = Image.fromarray(np.clip(wide >> 8, 0, 255).astype(np.uint8))
+    if image.mode == "P" and "transparency" in image.info:
+        # Straight to RGB Pillow warns, though what it drops is the alpha we drop too.
+        image = image.convert("RGBA")
     return image.convert("RGB")
 
 

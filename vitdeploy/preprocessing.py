@@ -32,6 +32,8 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
+_UNIT_HINT = "give values of pixels scaled to [0, 1]: divide those of 0 to 255 by 255"
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -66,8 +68,10 @@ class Preprocessing:
                 f"mean has {len(self.mean)} values and std {len(self.std)}",
                 hint="give one value per channel, for 1 or 3 channels",
             )
-        if any(value <= 0 for value in self.std):
-            raise InputError(f"std is {self.std}", hint="every deviation must be above zero")
+        if not all(0 <= value <= 1 for value in self.mean):
+            raise InputError(f"mean is {self.mean}", hint=_UNIT_HINT)
+        if not all(0 < value <= 1 for value in self.std):
+            raise InputError(f"std is {self.std}", hint=f"{_UNIT_HINT}, above zero")
 
     @property
     def channels(self) -> int:

@@ -60,8 +60,9 @@ class Workspace:
             ) from error
         section = self.recipe.model
         assert section is not None  # the caller has looked
+        described = section.name.endswith(".safetensors")
         return ModelRequest(
-            name=section.name,
+            name=str(self.folder / section.name) if described else section.name,
             checkpoint=None if section.checkpoint is None else self.folder / section.checkpoint,
             pretrained=section.pretrained,
             num_classes=section.num_classes,

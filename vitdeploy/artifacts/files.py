@@ -7,7 +7,8 @@ import hashlib
 import json
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +43,9 @@ def atomic_path(destination: Path) -> Iterator[Path]:
     except OSError as error:
         raise _as_output_error(error, destination) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        # Where even its folder cannot exist there is nothing to remove.
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_bytes(destination: Path, content: bytes) -> None:
@@ -73,14 +76,18 @@ def to_json(record: Any) -> str:
 def from_json(text: str, kind: type[Record], *, origin: str) -> Record:
     """Read a record back; `origin` names the file in errors.
 
-    Raises InputError where the text is no JSON, lacks a key, or has an unknown one.
+    Raises InputError where the text is no JSON, lacks a key, has an unknown one,
+    or names another kind or schema version than the record's own.
     """
     try:
-        return _converter.structure(json.loads(text), kind)
+        content = json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(
             f"{origin} is not valid JSON: {error}", hint="make it again with the command it is from"
         ) from error
+    _require_own_kind(content, kind, origin)
+    try:
+        return _converter.structure(content, kind)
     except cattrs.BaseValidationError as error:
         reasons = "; ".join(cattrs.transform_error(error))
         raise InputError(
@@ -92,6 +99,22 @@ def from_json(text: str, kind: type[Record], *, origin: str) -> Record:
             f"{origin} is not a {kind.__name__} this version reads: {error}",
             hint="make it again with this version of vitdeploy",
         ) from error
+
+
+def _require_own_kind(content: Any, kind: type[Any], origin: str) -> None:
+    if not isinstance(content, dict):
+        raise InputError(
+            f"{origin} is not a {kind.__name__}: it holds no JSON object",
+            hint="make it again with the command it is from",
+        )
+    for field in fields(kind) if is_dataclass(kind) else ():
+        own = field.default
+        if field.name in ("kind", "schema_version") and content.get(field.name) != own:
+            raise InputError(
+                f"{origin} has {field.name} {content.get(field.name)!r}, this version of "
+                f"vitdeploy reads {own!r}",
+                hint="make it again with this version of vitdeploy",
+            )
 
 
 def read_text(path: Path, *, what: str) -> str:

@@ -27,7 +27,7 @@ def newest(
         description = _description(sidecar, kind)
         if description is None or not file.is_file():
             continue
-        source = description.get("source", {})
+        source = description["source"]
         if weights_digest is not None:
             same = source.get("weights_digest") == weights_digest
         else:
@@ -45,4 +45,6 @@ def _description(sidecar: Path, kind: str) -> dict[str, Any] | None:
     if not isinstance(content, dict) or content.get("kind") != kind:
         return None
     description = content.get("model" if kind == "engine" else "description")
-    return description if isinstance(description, dict) else None
+    if not isinstance(description, dict) or not isinstance(description.get("source"), dict):
+        return None
+    return description

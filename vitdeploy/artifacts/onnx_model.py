@@ -85,11 +85,11 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class _Sidecar:
-    kind: str
     file: str
     digest: str
     description: ModelDescription
     schema_version: int = SCHEMA_VERSION
+    kind: str = "onnx"
 
 
 def stem_of(description: ModelDescription, recipe_digest: str) -> str:
@@ -115,7 +115,7 @@ def recipe_digest(description: ModelDescription) -> str:
 
 def write_sidecar(model: OnnxModel) -> None:
     """Write '<same>.json' beside the graph, so that folders can be searched quickly."""
-    sidecar = _Sidecar("onnx", model.path.name, model.digest, model.description)
+    sidecar = _Sidecar(model.path.name, model.digest, model.description)
     write_text(model.path.with_suffix(".json"), to_json(sidecar))
 
 
@@ -132,9 +132,7 @@ def read_onnx_model(path: Path) -> OnnxModel:
             f"{path} does not describe itself",
             hint="export it with `vitdeploy export`, so that preprocessing and labels travel along",
         )
-    description = from_json(
-        _current_schema(metadata[METADATA_KEY], path), ModelDescription, origin=str(path)
-    )
+    description = from_json(metadata[METADATA_KEY], ModelDescription, origin=str(path))
     return OnnxModel(path, file_digest(path), description)
 
 
@@ -153,14 +151,6 @@ def load_proto(path: Path) -> Any:
 def with_description(model: OnnxModel, **changes: Any) -> ModelDescription:
     """The description of a graph made from `model`, naming it as its parent."""
     return replace(model.description, parent_digest=model.digest, **changes)
-
-
-def _current_schema(text: str, path: Path) -> str:
-    if f'"schema_version": {SCHEMA_VERSION}' in text:
-        return text
-    raise InputError(
-        f"{path} was written by another version of vitdeploy", hint="export the model again"
-    )
 
 
 def _not_a_graph(path: Path) -> InputError:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.artifacts.files import atomic_path, require_file
+from vitdeploy.artifacts.files import atomic_path, from_json, require_file, to_json
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -57,39 +57,48 @@ class ReferenceOutputs:
             )
 
 
+@dataclass(frozen=True)
+class _Header:
+    image_digests: tuple[str, ...]
+    weights_digest: str
+    preprocessing_digest: str
+    resolution: tuple[int, int]
+    schema_version: int = SCHEMA_VERSION
+
+
 def save(outputs: ReferenceOutputs, path: Path) -> None:
     """Write an .npz file, whole or not at all."""
-    header = {
-        "schema_version": SCHEMA_VERSION,
-        "image_digests": outputs.image_digests,
-        "weights_digest": outputs.weights_digest,
-        "preprocessing_digest": outputs.preprocessing_digest,
-        "resolution": outputs.resolution,
-    }
+    header = _Header(
+        outputs.image_digests,
+        outputs.weights_digest,
+        outputs.preprocessing_digest,
+        outputs.resolution,
+    )
     with atomic_path(path) as temporary, temporary.open("wb") as stream:
-        np.savez_compressed(stream, logits=outputs.logits, header=np.array(json.dumps(header)))
+        np.savez_compressed(stream, logits=outputs.logits, header=np.array(to_json(header)))
 
 
 def load(path: Path) -> ReferenceOutputs:
     """Read reference outputs. Raises InputError for anything that is not such a file."""
     require_file(path, what="reference file")
     try:
-        with np.load(path, allow_pickle=False) as content:
-            header = json.loads(str(content["header"]))
-            logits = content["logits"]
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as content:
+            text, logits = str(content["header"]), content["logits"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError(
             f"{path} does not hold reference outputs",
             hint="make it with `vitdeploy evaluate --save-reference`",
         ) from error
-    if header.pop("schema_version", None) != SCHEMA_VERSION:
-        raise InputError(f"{path} is of another version", hint="make it again")
-    if len(logits) != len(header["image_digests"]):
-        raise InputError(f"{path} is inconsistent", hint="make it again")
+    header = from_json(text, _Header, origin=str(path))
+    if logits.ndim != 2 or len(logits) != len(header.image_digests):
+        raise InputError(
+            f"{path} is inconsistent: logits {logits.shape} for {len(header.image_digests)} images",
+            hint="make it again with `vitdeploy evaluate --save-reference`",
+        )
     return ReferenceOutputs(
         logits,
-        tuple(header["image_digests"]),
-        header["weights_digest"],
-        header["preprocessing_digest"],
-        (int(header["resolution"][0]), int(header["resolution"][1])),
+        header.image_digests,
+        header.weights_digest,
+        header.preprocessing_digest,
+        header.resolution,
     )

@@ -52,7 +52,7 @@ def description_in(checkpoint: Path) -> SourceDescription | None:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length < _LARGEST_HEADER else b""
     try:
-        metadata = json.loads(header).get("__metadata__", {})
+        metadata = json.loads(header if len(header) == length else b"").get("__metadata__", {})
     except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
         raise InputError(
             f"checkpoint {checkpoint} is not a safetensors file, or is cut short",

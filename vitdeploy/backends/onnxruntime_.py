@@ -141,7 +141,9 @@ class OnnxRuntimeBackend:
 
 def runtime_errors() -> tuple[type[BaseException], ...]:
     """The exception types ONNX Runtime raises; they share no root of their own."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
+    from onnxruntime.capi import (
+        onnxruntime_pybind11_state as state,  # pyright: ignore[reportAttributeAccessIssue]
+    )
 
     return (
         state.Fail,

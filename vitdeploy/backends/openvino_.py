@@ -36,11 +36,13 @@ class OpenVinoSession:
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         try:
-            answers = self._request.infer({0: checked_batch(batch, self._shape)})
+            answers = self._request.infer(
+                {0: checked_batch(batch, self._shape)}, share_outputs=False
+            )
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed while running: {error}") from error
-        # The request reuses its output memory; the caller's copy must not change.
-        return np.array(answers[0], dtype=np.float32)
+        # With share_outputs off (its default, asked for above) this is no view of the request.
+        return np.asarray(answers[0], dtype=np.float32)
 
 
 class OpenVinoBackend:

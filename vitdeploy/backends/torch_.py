@@ -21,4 +21,6 @@ class TorchSession:
         self.name = "PyTorch eager fp32"
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._source.logits(checked_batch(batch, self._shape))
+        batch = checked_batch(batch, self._shape)
+        # PyTorch warns of memory it may not write to.
+        return self._source.logits(batch if batch.flags.writeable else batch.copy())

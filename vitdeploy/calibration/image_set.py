@@ -69,6 +69,6 @@ def _balanced_order(images: ImageSet, generator: random.Random) -> list[int]:
     for members in by_class.values():
         generator.shuffle(members)
     order: list[int] = []
-    for turn in range(max(map(len, by_class.values()))):
+    for turn in range(max(map(len, by_class.values()), default=0)):
         order.extend(members[turn] for members in by_class.values() if turn < len(members))
     return order

@@ -79,12 +79,14 @@ def plan(model: ir.Model, *, keep: tuple[str, ...] = ()) -> QuantizationPlan:
 
 
 def linear_nodes(model: ir.Model) -> Iterator[LinearNode]:
-    """MatMul and Gemm nodes whose second input is a constant matrix."""
+    """MatMul and Gemm nodes that multiply an activation with a constant matrix."""
     for node in model.graph:
         if node.op_type not in ("MatMul", "Gemm") or len(node.inputs) < 2:
             continue
         activation, weight = node.inputs[0], node.inputs[1]
         if activation is None or weight is None or not _is_matrix(weight):
+            continue
+        if activation.producer() is None:
             continue
         transposed = node.op_type == "Gemm" and _attribute(node, "transB")
         if node.op_type == "Gemm" and _attribute(node, "transA"):
@@ -117,5 +119,7 @@ def _reason(node: ir.Node, keep: tuple[str, ...]) -> str:
     if node.name in keep:
         return "kept in float on request"
     if node.op_type in ("MatMul", "Gemm"):
-        return "attention product: both factors are activations"
+        if all(value is None or value.producer() is not None for value in node.inputs[:2]):
+            return "attention product: both factors are activations"
+        return "not a Linear layer: no constant matrix, or no activation"
     return _WHY_FLOAT[node.op_type]

@@ -13,6 +13,9 @@ from vitdeploy.errors import InputError
 RangeMethod = Literal["absmax", "percentile", "mse"]
 
 _QUANTILE = 0.9999
+_SMALLEST_CLIP = 0.05
+"""Share of absmax; there a step of INT8 is still three bins of the histogram wide."""
+
 _SMALLEST_SCALE = 2.0**-24
 """Scales stay above zero: TensorRT refuses zero, and a constant activation has no range."""
 
@@ -58,7 +61,7 @@ def _percentile_clip(statistics: ActivationStatistics) -> float:
 
 def _mse_clip(statistics: ActivationStatistics) -> float:
     centers = (np.arange(BINS) + 0.5) * statistics.absmax / BINS
-    candidates = statistics.absmax * np.linspace(0.2, 1.0, 161)
+    candidates = statistics.absmax * np.geomspace(_SMALLEST_CLIP, 1.0, 161)
     errors = [_squared_error(centers, statistics.histogram, clip) for clip in candidates]
     return float(candidates[int(np.argmin(errors))])
 

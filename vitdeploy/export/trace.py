@@ -53,7 +53,10 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
             hint="try another --opset; `vitdeploy doctor` shows the versions of torch and timm",
         ) from error
     if program is None:
-        raise ExportError("PyTorch's exporter returned nothing")
+        raise ExportError(
+            f"PyTorch's exporter returned nothing for {source.description.name}",
+            hint="`vitdeploy doctor` shows the versions of torch and timm",
+        )
     model = program.model
     _require_dynamic_batch(model)
     return model

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import Verification
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.errors import ExportError, InputError
+from vitdeploy.errors import EngineError, ExportError, InputError
 from vitdeploy.images import ImageSet, batches
 from vitdeploy.models.source import SourceModel
 
@@ -17,6 +17,8 @@ TOLERANCE = 1e-4
 
 _FLAT = 1e-3
 """Logits that deviate less than this share of their magnitude prove nothing."""
+
+_REPORT = "report this with the model's name; the graph was not written"
 
 
 def sample_images(
@@ -49,35 +51,54 @@ def verify(
     """Run the graph at batch 1, 2 and 5 on ONNX Runtime against PyTorch.
 
     Raises ExportError where logits differ by more than `TOLERANCE` deviations,
-    where a value is not finite, or where PyTorch's logits hardly vary between
-    images (then any graph would pass).
+    where a value is not finite, where the graph does not load or does not take
+    one of the batch sizes, or where PyTorch's logits hardly vary between images
+    (then any graph would pass).
     """
     expected = source.logits(inputs)
     spread = logit_spread(expected)
-    session = GraphSession(graph)
-    parts, start = [], 0
-    for size in BATCH_SIZES:
-        part = inputs[start : start + size]
-        try:
-            parts.append(session.run(part))
-        except InputError as error:
-            raise ExportError(f"the graph does not take a batch of {size}: {error}") from error
-        start += size
-    answered = np.concatenate(parts)
+    answered = _answers(graph, inputs, expected.shape[1:])
     if not np.isfinite(answered).all():
         raise ExportError(
             "the graph answers values that are not finite",
-            hint="report this with the model's name; the graph was not written",
+            hint=_REPORT,
         )
     error = float(np.abs(answered - expected).max() / spread)
     if error > TOLERANCE:
         raise ExportError(
             f"the graph differs from PyTorch by {error:.2e} deviations of the logits "
             f"(at most {TOLERANCE:.0e} is allowed)",
-            hint="report this with the model's name; the graph was not written",
+            hint=_REPORT,
         )
     agreement = float((answered.argmax(-1) == expected.argmax(-1)).mean())
     return Verification(len(inputs), BATCH_SIZES, error, agreement, real_images)
+
+
+def _answers(
+    graph: bytes, inputs: NDArray[np.float32], shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """The graph's logits on all inputs, run in batches of `BATCH_SIZES`."""
+    try:
+        session = GraphSession(graph)
+    except EngineError as error:
+        raise ExportError(f"the graph was traced wrongly: {error}", hint=_REPORT) from error
+    parts, start = [], 0
+    for size in BATCH_SIZES:
+        try:
+            answered = session.run(inputs[start : start + size])
+        except (EngineError, InputError) as error:
+            raise ExportError(
+                f"the graph does not take a batch of {size}: {error}", hint=_REPORT
+            ) from error
+        if answered.shape != (size, *shape):
+            raise ExportError(
+                f"the graph answers {answered.shape} for a batch of {size}, "
+                f"PyTorch {(size, *shape)}",
+                hint=_REPORT,
+            )
+        parts.append(answered)
+        start += size
+    return np.concatenate(parts)
 
 
 def logit_spread(logits: NDArray[np.float32]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,12 @@ from safetensors.torch import load_file, save_file
 from vitdeploy.artifacts.files import atomic_path, require_file, to_json
 from vitdeploy.artifacts.source import CHECKPOINT_KEY, SourceDescription
 from vitdeploy.errors import InputError
+
+PICKLE_ERRORS = (
+    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
+    AttributeError, AssertionError, OverflowError, struct.error,
+)  # fmt: skip
+"""What torch's weights-only loading raises for damaged files (found by overwriting bytes)."""
 
 
 def save(path: Path, state: dict[str, torch.Tensor], description: SourceDescription) -> None:
@@ -38,7 +45,7 @@ def read_state(path: Path) -> dict[str, torch.Tensor]:
             content: Any = load_file(path)
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (SafetensorError, *PICKLE_ERRORS) as error:
         raise _unreadable(path, error) from error
     for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
@@ -90,8 +97,9 @@ def _unreadable(path: Path, error: Exception) -> InputError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, pickle.UnpicklingError):
         hint = (
-            "it holds pickled code, which is never run; load it where you trust it and "
-            "re-save with safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+            "it is damaged, or holds pickled code, which is never run; where you trust it, "
+            "load it and re-save: "
+            "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
         )
     else:
         hint = "copy it again; it may be incomplete"

@@ -133,7 +133,8 @@ def _describe(
         raise InputError(
             f"{request.name} takes {in_chans} channels but its preprocessing "
             f"normalizes {preprocessing.channels}",
-            hint="give --mean and --std with one value per channel",
+            hint="give one mean and std per channel: --mean and --std of `vitdeploy train`, "
+            "or ModelRequest(preprocessing=...) in Python",
         )
     classes = _class_count(module)
     labels = request.labels or timm_.labels_of(module, classes)

@@ -35,7 +35,7 @@ class SourceModel:
         """
         if resolution == self.resolution:
             return self
-        self._require_patch_multiple(resolution)
+        self.require_patch_multiple(resolution)
         module = copy.deepcopy(self.module)
         resize = getattr(module, "set_input_size", None)
         if not callable(resize):
@@ -55,7 +55,8 @@ class SourceModel:
     def parameter_count(self) -> int:
         return sum(parameter.numel() for parameter in self.module.parameters())
 
-    def _require_patch_multiple(self, resolution: Size) -> None:
+    def require_patch_multiple(self, resolution: Size, *, option: str = "--res") -> None:
+        """Raise InputError, naming the nearest that is, unless patches tile `resolution`."""
         patch = patch_size(self.module)
         if patch is None or all(
             side > 0 and side % step == 0 for side, step in zip(resolution, patch, strict=True)
@@ -68,7 +69,7 @@ class SourceModel:
         raise InputError(
             f"resolution {resolution[0]}x{resolution[1]} is not a multiple of "
             f"the patch size {patch[0]}x{patch[1]} of {self.description.name}",
-            hint=f"the nearest that is: --res {near}",
+            hint=f"the nearest that is: {option} {near}",
         )
 
 

@@ -4,51 +4,73 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, default_collate
 from torchvision.transforms import RandomResizedCrop
 
+from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet, decode
 from vitdeploy.preprocessing import Preprocessing, Size
 from vitdeploy.training.recipe import TrainingRecipe
 
-Draw = tuple[int, int]
-"""(image index, square resolution in pixels)"""
+Sample = tuple[torch.Tensor, int]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
-class AugmentedImages(Dataset[tuple[torch.Tensor, int]]):
-    """Random crop and flip, then the model's own resize filter and normalization."""
+@dataclass(frozen=True)
+class Draw:
+    """An image to augment: its index, the square resolution in pixels, and a seed of its own.
+
+    With the seed the augmentation does not depend on which process does it.
+    """
+
+    index: int
+    resolution: int
+    seed: int
+
+
+class AugmentedImages(Dataset[Sample | InputError]):
+    """Random crop and flip, then the model's own resize filter and normalization.
+
+    An image that cannot be read is answered with its error: raised in a worker
+    process it would arrive without its hint and with a traceback in its text.
+    """
 
     def __init__(
         self, images: ImageSet, preprocessing: Preprocessing, recipe: TrainingRecipe
     ) -> None:
         self._items = images.items
         self._labels = images.label_indices()
-        self._preprocessing = preprocessing
+        self._squash = replace(preprocessing, crop_pct=1.0, crop_mode="squash")
         self._recipe = recipe
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def __getitem__(self, draw: Draw) -> tuple[torch.Tensor, int]:
-        index, resolution = draw
-        image = decode(self._items[index].path)
+    def __getitem__(self, draw: Draw) -> Sample | InputError:
+        try:
+            image = decode(self._items[draw.index].path)
+        except InputError as error:
+            return error
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(draw.seed)
+            image = self._augmented(image)
+        tensor = self._squash.apply(image, (draw.resolution, draw.resolution))
+        return torch.from_numpy(tensor), int(self._labels[draw.index])
+
+    def _augmented(self, image: Image.Image) -> Image.Image:
         top, left, height, width = RandomResizedCrop.get_params(
-            image, scale=[self._recipe.min_crop, 1.0], ratio=[0.85, 1 / 0.85]
+            image,  # pyright: ignore[reportArgumentType]  # annotated for tensors, takes both
+            scale=[self._recipe.min_crop, 1.0],
+            ratio=[0.85, 1 / 0.85],
         )
         image = image.crop((left, top, left + width, top + height))
         if self._recipe.flip and torch.rand(()) < 0.5:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        squash = Preprocessing(
-            mean=self._preprocessing.mean,
-            std=self._preprocessing.std,
-            interpolation=self._preprocessing.interpolation,
-            crop_mode="squash",
-        )
-        tensor = squash.apply(image, (resolution, resolution))
-        return torch.from_numpy(tensor), int(self._labels[index])
+        return image
 
 
 class MixedResolutionBatches(Sampler[list[Draw]]):
@@ -76,18 +98,36 @@ class MixedResolutionBatches(Sampler[list[Draw]]):
             resolution = generator.choices(
                 self._resolutions, self._recipe.resolution_weights or None
             )[0]
-            yield [(index, resolution) for index in order[batch * size : (batch + 1) * size]]
+            yield [
+                Draw(index, resolution, generator.getrandbits(63))
+                for index in order[batch * size : (batch + 1) * size]
+            ]
 
 
-def training_loader(
+def training_batches(
     images: ImageSet,
     preprocessing: Preprocessing,
     batches: MixedResolutionBatches,
     recipe: TrainingRecipe,
-) -> DataLoader[tuple[torch.Tensor, int]]:
-    """Batches of (n, channels, r, r) float32 images and (n,) int64 labels."""
-    return DataLoader(
+) -> Iterator[Batch]:
+    """One epoch of (n, channels, r, r) float32 images and (n,) int64 labels.
+
+    Raises InputError naming an image that cannot be read.
+    """
+    loader = DataLoader(
         AugmentedImages(images, preprocessing, recipe),
-        batch_sampler=batches,  # pyright: ignore[reportArgumentType]  # draws are pairs
+        batch_sampler=batches,  # pyright: ignore[reportArgumentType]  # draws are no integers
         num_workers=recipe.workers,
+        collate_fn=_collate,
     )
+    for batch in loader:
+        if isinstance(batch, InputError):
+            raise batch
+        yield batch
+
+
+def _collate(samples: list[Sample | InputError]) -> Batch | InputError:
+    for sample in samples:
+        if isinstance(sample, InputError):
+            return sample
+    return default_collate(samples)

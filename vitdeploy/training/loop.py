@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pickle
+import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,12 +16,12 @@ from torch import nn
 
 from vitdeploy.artifacts.files import atomic_path
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.errors import InputError
+from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import ImageSet, batches
 from vitdeploy.models import checkpoint, timm_
 from vitdeploy.models.source import SourceModel, weights_digest
 from vitdeploy.progress import SILENT, Progress
-from vitdeploy.training.data import MixedResolutionBatches, training_loader
+from vitdeploy.training.data import MixedResolutionBatches, training_batches
 from vitdeploy.training.optimizers import build_optimizers, warmup_and_cosine
 from vitdeploy.training.recipe import TrainingRecipe
 
@@ -86,10 +87,13 @@ def train(
     `<output>.resume`; `resume` continues from there and refuses a state made
     with another recipe, model or image set. The file is removed at the end.
 
-    Raises InputError for unlabelled images, too few of them, or a state that
-    does not belong to this run.
+    Raises InputError for unlabelled images, too few of them, one that cannot be
+    read, an impossible resolution, or a state that does not belong to this run;
+    GateFailedError where the loss is no longer finite.
     """
     _require_enough(images, recipe, source.description)
+    for side in recipe.resolutions:
+        source.require_patch_multiple((side, side), option="--mixed-res")
     sampler = MixedResolutionBatches(len(images), source.resolution, recipe)
     accelerator = Accelerator(mixed_precision=_precision(recipe))
     run = _Run(_trainable(source, recipe).to(accelerator.device), recipe, len(sampler))
@@ -97,16 +101,18 @@ def train(
     state_path = output.with_name(output.name + ".resume")
     if resume:
         run.restore(_read_state(state_path, identity))
-    loader = training_loader(images, source.description.preprocessing, sampler, recipe)
     step = _step_function(run, recipe, accelerator)
     for epoch in range(len(run.history), recipe.epochs):
         sampler.epoch = epoch
         torch.manual_seed(recipe.seed * 100_003 + epoch)
         loss = 0.0
         with progress.task(f"epoch {epoch + 1}/{recipe.epochs}", len(sampler)) as task:
-            for batch, labels in loader:
+            for batch, labels in training_batches(
+                images, source.description.preprocessing, sampler, recipe
+            ):
                 loss += step(batch, labels)
                 task.advance()
+        _require_finite(loss, epoch)
         top1 = None if evaluation is None else _top1(run.ema.module, source, evaluation)
         run.history.append(EpochResult(epoch + 1, loss / len(sampler), top1))
         shown = "" if top1 is None else f", top-1 {top1:.2%}"
@@ -200,21 +206,44 @@ def _require_enough(
             f"{images.root} holds {len(images)} images, less than one batch",
             hint=f"add images or give --batch-size below {len(images)}",
         )
-    if images.labels != description.labels:
-        raise InputError(
-            f"the model has {description.num_classes} labels, the images {len(images.labels)}",
-            hint="give --num-classes, and class folders named as the labels",
+    if images.labels == description.labels:
+        return
+    if sorted(images.labels) == sorted(description.labels):
+        what = "the same labels in another order"
+    else:
+        odd = sorted(set(images.labels) ^ set(description.labels))
+        what = f"{len(images.labels)}; not common to both: {', '.join(odd[:8])}"
+    raise InputError(
+        f"the model has {description.num_classes} labels, the images {what}",
+        hint="give --num-classes, and class folders named as the labels",
+    )
+
+
+def _require_finite(loss: float, epoch: int) -> None:
+    if not math.isfinite(loss):
+        raise GateFailedError(
+            f"the loss of epoch {epoch + 1} is not finite",
+            hint="start again with a smaller --lr",
         )
 
 
 def _identity(source: SourceModel, images: ImageSet, recipe: TrainingRecipe) -> dict[str, Any]:
     return {
         "weights": source.description.weights_digest,
-        "images": len(images),
+        "images": _names_digest(images),
         "labels": list(images.labels),
         # How many processes load images changes nothing in the result.
         "recipe": {k: v for k, v in asdict(recipe).items() if k != "workers"},
     }
+
+
+def _names_digest(images: ImageSet) -> str:
+    """sha256 over names, labels and sizes of the files, in order."""
+    digest = hashlib.sha256()
+    for item in images.items:
+        name = item.path.relative_to(images.root).as_posix()
+        digest.update(f"{name}:{item.label}:{item.path.stat().st_size}\n".encode())
+    return digest.hexdigest()
 
 
 def _write_state(path: Path, identity: dict[str, Any], run: _Run) -> None:
@@ -230,8 +259,10 @@ def _read_state(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"there is nothing to resume at {path}", hint="start without --resume")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except checkpoint.PICKLE_ERRORS as error:
         raise InputError(f"{path} cannot be read", hint="start again without --resume") from error
+    if not isinstance(state, dict):
+        raise InputError(f"{path} holds no training state", hint="start again without --resume")
     found = state.get("identity")
     if found != identity:
         different = [key for key in identity if found is None or found.get(key) != identity[key]]

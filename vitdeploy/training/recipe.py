@@ -38,11 +38,17 @@ class TrainingRecipe:
 
     def __post_init__(self) -> None:
         if self.epochs < 1 or self.batch_size < 2:
-            raise InputError("training needs at least one epoch and batches of two images")
+            raise InputError(
+                f"{self.epochs} epochs of batches of {self.batch_size} images cannot be trained",
+                hint="give at least one epoch and batches of two images",
+            )
         if self.resolution_weights and len(self.resolution_weights) != len(self.resolutions):
             raise InputError(
                 f"{len(self.resolution_weights)} odds for {len(self.resolutions)} resolutions",
                 hint="give one weight per resolution, or none",
             )
         if self.learning_rate <= 0 or not 0 < self.min_crop <= 1:
-            raise InputError("the learning rate must be above 0 and min_crop in (0, 1]")
+            raise InputError(
+                f"the learning rate is {self.learning_rate}, min_crop {self.min_crop}",
+                hint="give a learning rate above 0 and a min_crop in (0, 1]",
+            )

@@ -10,7 +10,7 @@ from vitdeploy.errors import EngineError, MissingDependencyError
 def cuda_runtime() -> Any:
     """The CUDA runtime bindings. Raises MissingDependencyError where they are not installed."""
     try:
-        from cuda.bindings import runtime
+        from cuda.bindings import runtime  # pyright: ignore[reportAttributeAccessIssue]
     except ImportError as error:
         raise MissingDependencyError(
             f"cuda-bindings are not usable here: {error}", hint="pip install cuda-bindings"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from vitdeploy.errors import ExportError
 
@@ -17,14 +18,17 @@ def to_float16(model: ir.Model) -> ir.Model:
     (stash_type 1), which is what keeps large residual streams from
     overflowing. A cast stands behind each float input and before each output.
 
-    Raises ExportError where a weight does not fit into float16.
+    Raises ExportError where a weight does not fit into float16, and below
+    opset 19 for a quantized graph: its scales had to be float32 there.
     """
     graph = model.graph
+    _require_half_scales(model)
     for name, value in list(graph.initializers.items()):
         if value.dtype == ir.DataType.FLOAT:
             graph.initializers[name].const_value = _halved(value)
             value.dtype = ir.DataType.FLOAT16
     for node in graph:
+        _halve_attributes(node)
         if node.op_type == "Cast" and node.attributes["to"].as_int() == ir.DataType.FLOAT:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT16)
         for output in node.outputs:
@@ -36,17 +40,39 @@ def to_float16(model: ir.Model) -> ir.Model:
 
 
 def _halved(value: ir.Value) -> ir.Tensor:
-    tensor = value.const_value
-    if tensor is None:
-        raise ExportError(f"initializer {value.name} has no value")
-    array = tensor.numpy()
+    if value.const_value is None:
+        raise ExportError(f"initializer {value.name} has no value", hint="export the model again")
+    return _halved_tensor(value.const_value.numpy(), str(value.name))
+
+
+def _halved_tensor(array: NDArray[np.float32], name: str) -> ir.Tensor:
     largest = float(np.abs(array).max(initial=0.0))
-    if largest > _FLOAT16_MAX:
+    if not largest <= _FLOAT16_MAX:
         raise ExportError(
-            f"{value.name} holds {largest:.4g}, beyond float16's {_FLOAT16_MAX:.0f}",
+            f"{name} holds {largest:.4g}, beyond float16's {_FLOAT16_MAX:.0f}",
             hint="keep this model in fp32, or fold the outlier away first",
         )
-    return ir.Tensor(array.astype(np.float16), name=value.name)
+    return ir.Tensor(array.astype(np.float16), name=name)
+
+
+def _halve_attributes(node: ir.Node) -> None:
+    """Retype constants that a node carries itself (Constant, ConstantOfShape)."""
+    for name, attribute in list(node.attributes.items()):
+        if attribute.type != ir.AttributeType.TENSOR:
+            continue
+        tensor = attribute.as_tensor()
+        if tensor.dtype == ir.DataType.FLOAT:
+            halved = _halved_tensor(tensor.numpy(), f"{node.name} {name}")
+            node.attributes[name] = ir.AttrTensor(name, halved)
+
+
+def _require_half_scales(model: ir.Model) -> None:
+    opset = model.graph.opset_imports.get("", 0)
+    if opset < 19 and any(node.op_type == "QuantizeLinear" for node in model.graph):
+        raise ExportError(
+            f"opset {opset} has no float16 scales for INT8",
+            hint="export with --opset 19 or later, and quantize that graph",
+        )
 
 
 def _cast_inputs(graph: ir.Graph) -> None:

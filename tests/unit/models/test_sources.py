@@ -1,0 +1,458 @@
+"""Loading source models, and giving them another resolution."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch.nn import functional
+
+from vitdeploy.artifacts.source import description_in
+from vitdeploy.errors import ExportError, InputError, MissingDependencyError
+from vitdeploy.models import checkpoint
+from vitdeploy.models.load import ModelRequest, load_source, seeded_random_source
+from vitdeploy.models.source import SourceModel, weights_digest
+from vitdeploy.preprocessing import Preprocessing
+
+NAME = "vit_tiny_patch16_224"
+TINY = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+
+
+def tiny(**kwargs: Any) -> SourceModel:
+    request = ModelRequest(
+        name=NAME, random_weights=True, num_classes=3, model_kwargs={**TINY, **kwargs}
+    )
+    return seeded_random_source(request, seed=0)
+
+
+def with_wide_positions(source: SourceModel) -> SourceModel:
+    """Positions of unit deviation, so that a wrong resampling cannot hide."""
+    positions = source.module.pos_embed
+    with torch.no_grad():
+        positions.copy_(torch.randn(positions.shape, generator=torch.Generator().manual_seed(1)))
+    return source
+
+
+def batch_at(size: tuple[int, int], channels: int = 3) -> NDArray[np.float32]:
+    shape = (2, channels, *size)
+    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
+
+
+def saved(path: Path, source: SourceModel) -> Path:
+    checkpoint.save(path, source.module.state_dict(), source.description)
+    return path
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["vit_tiny_patch61_224", "vit_tiny_patch16_244.augreg"])
+    def test_near_names_are_suggested(self, name: str) -> None:
+        with pytest.raises(InputError, match=name) as caught:
+            load_source(ModelRequest(name=name, random_weights=True))
+        assert NAME in str(caught.value.hint)
+
+    def test_a_name_near_nothing(self) -> None:
+        with pytest.raises(InputError, match="zzzz") as caught:
+            load_source(ModelRequest(name="zzzz", random_weights=True))
+        assert "checkpoint" in str(caught.value.hint)
+
+    def test_an_argument_the_model_does_not_take(self) -> None:
+        with pytest.raises(InputError, match="deepness") as caught:
+            tiny(deepness=3)
+        assert "--model-kwargs" in str(caught.value.hint)
+
+
+class TestWeights:
+    def test_none_named_is_an_error(self) -> None:
+        with pytest.raises(InputError, match="no weights") as caught:
+            load_source(ModelRequest(name=NAME))
+        for option in ("--checkpoint", "--pretrained", "--random-weights"):
+            assert option in str(caught.value.hint)
+
+    def test_two_named_are_an_error(self) -> None:
+        with pytest.raises(InputError, match="more than one"):
+            load_source(ModelRequest(name=NAME, pretrained=True, random_weights=True))
+
+    @pytest.mark.parametrize("offline", [True, False])
+    def test_a_hub_out_of_reach(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offline: bool
+    ) -> None:
+        constants = huggingface_hub.constants
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        monkeypatch.setattr(
+            constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/{filename}"
+        )
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("time.sleep", lambda seconds: None)  # the hub's client tries again
+        with pytest.raises(MissingDependencyError, match="cannot be fetched") as caught:
+            load_source(ModelRequest(name=NAME, pretrained=True))
+        assert caught.value.exit_code == 3
+        assert "--checkpoint" in str(caught.value.hint)
+
+    def test_seeded_random_weights_repeat_and_leave_the_generator_alone(self) -> None:
+        torch.manual_seed(5)
+        before = torch.random.get_rng_state()
+        first, second = tiny(), tiny()
+        assert first.description.weights_digest == second.description.weights_digest
+        assert torch.equal(before, torch.random.get_rng_state())
+
+    def test_the_digest_sees_names_shapes_types_and_values(self) -> None:
+        one = torch.arange(4.0)
+        states = [
+            {"a": one},
+            {"b": one},
+            {"a": one.reshape(2, 2)},
+            {"a": one.half()},
+            {"a": one + 1},
+            {"a": one, "b": one},
+        ]
+        assert len({weights_digest(state) for state in states}) == len(states)
+        assert weights_digest({"a": one, "b": one}) == weights_digest({"b": one, "a": one})
+        strided = torch.arange(8.0)[::2]
+        assert weights_digest({"a": strided}) == weights_digest({"a": strided.clone()})
+
+
+class _Planted:
+    """Unpickling this writes a file: what a hostile checkpoint would do, harmlessly."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.mkdir, (str(self._path),))
+
+
+class TestCheckpoints:
+    @pytest.mark.parametrize(
+        "save",
+        [torch.save, lambda content, path: path.write_bytes(pickle.dumps(content, protocol=2))],
+        ids=["torch", "pickle"],
+    )
+    def test_pickled_code_is_refused_and_never_run(self, tmp_path: Path, save: Any) -> None:
+        trap, path = tmp_path / "executed", tmp_path / "hostile.pth"
+        save({"state_dict": {"weight": torch.zeros(1)}, "extra": _Planted(trap)}, path)
+        with pytest.raises(InputError, match=r"hostile\.pth") as caught:
+            checkpoint.read_state(path)
+        assert not trap.exists()
+        assert "never run" in str(caught.value.hint)
+        with path.open("rb") as stream:  # the trap itself works
+            torch.load(stream, weights_only=False) if save is torch.save else pickle.load(stream)
+        assert trap.exists()
+
+    @pytest.mark.parametrize("prefix", ["", "module.", "model.", "_orig_mod.", "module.model."])
+    @pytest.mark.parametrize("key", [None, "state_dict", "model", "model_ema", "state_dict_ema"])
+    def test_wrappers_are_unwrapped(self, tmp_path: Path, prefix: str, key: str | None) -> None:
+        source = tiny()
+        state = {prefix + name: value for name, value in source.module.state_dict().items()}
+        path = tmp_path / "w.pth"
+        torch.save(state if key is None else {key: state, "epoch": 3}, path)
+        loaded = load_source(
+            ModelRequest(name=NAME, checkpoint=path, num_classes=3, model_kwargs=TINY)
+        )
+        assert loaded.description.weights_digest == source.description.weights_digest
+        np.testing.assert_array_equal(
+            loaded.logits(batch_at((64, 64))), source.logits(batch_at((64, 64)))
+        )
+
+    def test_plain_safetensors(self, tmp_path: Path) -> None:
+        source = tiny()
+        save_file(source.module.state_dict(), tmp_path / "w.safetensors")
+        loaded = load_source(
+            ModelRequest(
+                name=NAME,
+                checkpoint=tmp_path / "w.safetensors",
+                num_classes=3,
+                model_kwargs=TINY,
+            )
+        )
+        assert loaded.description.weights_digest == source.description.weights_digest
+
+    def test_a_wrong_head_names_the_option(self, tmp_path: Path) -> None:
+        torch.save(tiny().module.state_dict(), tmp_path / "w.pth")
+        request = ModelRequest(
+            name=NAME, checkpoint=tmp_path / "w.pth", num_classes=7, model_kwargs=TINY
+        )
+        with pytest.raises(InputError, match=r"head\.weight is \(3, 32\)") as caught:
+            load_source(request)
+        assert "--num-classes" in str(caught.value.hint)
+
+    def test_keys_that_do_not_fit_are_listed(self, tmp_path: Path) -> None:
+        state = tiny().module.state_dict()
+        state["stray.weight"] = state.pop("norm.weight")
+        torch.save(state, tmp_path / "w.pth")
+        request = ModelRequest(
+            name=NAME, checkpoint=tmp_path / "w.pth", num_classes=3, model_kwargs=TINY
+        )
+        with pytest.raises(InputError, match=r"norm\.weight.*unexpected: stray") as caught:
+            load_source(request)
+        assert "--model-kwargs" in str(caught.value.hint)
+
+    @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+    @pytest.mark.parametrize("length", [0, 3, 100, -10])
+    def test_a_file_cut_short(self, tmp_path: Path, suffix: str, length: int) -> None:
+        path = tmp_path / f"w{suffix}"
+        state = tiny().module.state_dict()
+        save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+        path.write_bytes(path.read_bytes()[:length])
+        with pytest.raises(InputError, match=path.name) as caught:
+            checkpoint.read_state(path)
+        assert caught.value.hint
+
+    @pytest.mark.filterwarnings("ignore:.*pickle protocol:UserWarning")
+    @pytest.mark.parametrize("zipped", [True, False])
+    def test_damaged_pickles_are_named_whatever_is_damaged(
+        self, tmp_path: Path, zipped: bool
+    ) -> None:
+        path = tmp_path / "w.pth"
+        state = {"a.weight": torch.ones(4, 4), "b": torch.zeros(3)}
+        torch.save(state, path, _use_new_zipfile_serialization=zipped)
+        whole = path.read_bytes()
+        generator = np.random.default_rng(0)
+        refused: list[InputError] = []
+        for _ in range(300):
+            content = bytearray(whole)
+            for place in generator.integers(0, min(len(whole), 400), 3):
+                content[int(place)] = int(generator.integers(0, 256))
+            path.write_bytes(content)
+            try:
+                assert checkpoint.read_state(path)
+            except InputError as error:
+                refused.append(error)
+        assert len(refused) > 100
+        assert all("w.pth" in str(error) and error.hint for error in refused)
+
+    @pytest.mark.parametrize("content", [[1, 2], {}, {"lr": 0.1}, {"state_dict": {}}, 3], ids=str)
+    def test_what_holds_no_tensors(self, tmp_path: Path, content: object) -> None:
+        torch.save(content, tmp_path / "w.pth")
+        with pytest.raises(InputError, match=r"w\.pth holds no") as caught:
+            checkpoint.read_state(tmp_path / "w.pth")
+        assert caught.value.hint
+
+    def test_a_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="does not exist"):
+            load_source(ModelRequest(name=str(tmp_path / "none.safetensors")))
+
+
+class TestDescribedCheckpoints:
+    def test_round_trip(self, tmp_path: Path) -> None:
+        source = tiny()
+        path = saved(tmp_path / "mine.safetensors", source)
+        loaded = load_source(ModelRequest(name=str(path)))
+        assert loaded.description == source.description == description_in(path)
+        assert loaded.resolution == (64, 64)
+        assert not loaded.module.training
+        np.testing.assert_array_equal(
+            loaded.logits(batch_at((64, 64))), source.logits(batch_at((64, 64)))
+        )
+
+    def test_weights_changed_behind_the_description(self, tmp_path: Path) -> None:
+        source = tiny()
+        state = {name: value.clone() for name, value in source.module.state_dict().items()}
+        state["head.bias"][0] += 1e-3
+        checkpoint.save(tmp_path / "a.safetensors", state, source.description)
+        with pytest.raises(InputError, match="not those its description"):
+            load_source(ModelRequest(name=str(tmp_path / "a.safetensors")))
+
+    @pytest.mark.parametrize(
+        ("change", "option"),
+        [({"num_classes": 4}, "--num-classes"), ({"in_chans": 1}, "--in-chans")],
+    )
+    def test_options_that_contradict_it(
+        self, tmp_path: Path, change: dict[str, int], option: str
+    ) -> None:
+        path = saved(tmp_path / "a.safetensors", tiny())
+        with pytest.raises(InputError) as caught:
+            load_source(ModelRequest(name=str(path), **change))  # pyright: ignore[reportArgumentType]
+        assert option in str(caught.value.hint)
+
+    def test_a_file_without_one_needs_the_architecture(self, tmp_path: Path) -> None:
+        save_file(tiny().module.state_dict(), tmp_path / "plain.safetensors")
+        torch.save(tiny().module.state_dict(), tmp_path / "plain.pth")
+        for name in ("plain.safetensors", "plain.pth"):
+            with pytest.raises(InputError, match="which architecture") as caught:
+                load_source(ModelRequest(name=str(tmp_path / name)))
+            assert "--checkpoint" in str(caught.value.hint)
+
+    def test_another_library(self, tmp_path: Path) -> None:
+        source = tiny()
+        foreign = replace(source.description, library="transformers")
+        path = saved(tmp_path / "a.safetensors", replace(source, description=foreign))
+        with pytest.raises(InputError, match="transformers"):
+            load_source(ModelRequest(name=str(path)))
+
+    def test_saving_holds_every_tensor(self, tmp_path: Path) -> None:
+        source = tiny()
+        own = source.module.state_dict()
+        read = load_file(saved(tmp_path / "a.safetensors", source))
+        assert read.keys() == own.keys()
+        assert all(torch.equal(read[name], own[name]) for name in own)
+
+
+class TestDescription:
+    def test_it_says_what_timm_says(self) -> None:
+        source = load_source(ModelRequest(name=NAME, random_weights=True))
+        config = timm.data.resolve_data_config({}, model=source.module)
+        recipe = source.description.preprocessing
+        assert recipe == Preprocessing(
+            config["mean"], config["std"], "bicubic", config["crop_pct"], "center"
+        )
+        assert source.resolution == (224, 224)
+        assert source.description.num_classes == 1000
+        assert source.description.labels[0] == "n01440764"
+        assert source.parameter_count() == sum(p.numel() for p in source.module.parameters())
+
+    def test_a_channel_count_the_preprocessing_does_not_know(self) -> None:
+        request = ModelRequest(
+            name=NAME, random_weights=True, num_classes=3, in_chans=1, model_kwargs=TINY
+        )
+        with pytest.raises(InputError, match=r"1 channels.* 3") as caught:
+            load_source(request)
+        assert "--mean" in str(caught.value.hint)
+        gray = load_source(replace(request, preprocessing=Preprocessing((0.5,), (0.5,))))
+        assert gray.logits(batch_at((64, 64), 1)).shape == (2, 3)
+
+    def test_labels_must_be_one_per_class(self) -> None:
+        request = ModelRequest(
+            name=NAME, random_weights=True, num_classes=3, labels=("a", "b"), model_kwargs=TINY
+        )
+        with pytest.raises(InputError, match=r"2 labels.*3 classes"):
+            load_source(request)
+
+    def test_a_model_without_a_head(self) -> None:
+        request = ModelRequest(
+            name=NAME, random_weights=True, model_kwargs={**TINY, "num_classes": 0}
+        )
+        with pytest.raises(InputError, match="no classifier head"):
+            load_source(request)
+
+
+def grid_of(source: SourceModel, size: tuple[int, int]) -> tuple[list[int], list[int]]:
+    native = [side // 8 for side in source.resolution]
+    return native, [side // 8 for side in size]
+
+
+def resampled(
+    positions: torch.Tensor, old: list[int], new: list[int], prefix: int, **how: Any
+) -> torch.Tensor:
+    """An independent resampling, whose method can be planted wrong."""
+    first, grid = positions[:, :prefix], positions[:, prefix:]
+    image = grid.reshape(1, *old, -1).permute(0, 3, 1, 2)
+    image = functional.interpolate(image, size=new, **how)
+    return torch.cat([first, image.permute(0, 2, 3, 1).reshape(1, math.prod(new), -1)], dim=1)
+
+
+SIZES = [(96, 128), (128, 96), (96, 96), (32, 48), (64, 96)]
+
+
+class TestResolution:
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize(
+        "kwargs", [{}, {"reg_tokens": 4}, {"class_token": False, "global_pool": "avg"}], ids=str
+    )
+    def test_positions_equal_timms_own_resampling(
+        self, size: tuple[int, int], kwargs: dict[str, Any]
+    ) -> None:
+        source = with_wide_positions(tiny(**kwargs))
+        native = source.module.state_dict()["pos_embed"].clone()
+        old, new = grid_of(source, size)
+        prefix = native.shape[1] - math.prod(old)
+        expected = resample_abs_pos_embed(native, new, old, num_prefix_tokens=prefix)
+        torch.testing.assert_close(source.at(size).module.pos_embed.data, expected, rtol=0, atol=0)
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_the_logits_are_those_of_timm_built_at_that_size(self, size: tuple[int, int]) -> None:
+        source = with_wide_positions(tiny())
+        kwargs = {**TINY, "img_size": size}
+        other = timm.create_model(NAME, num_classes=3, **kwargs).eval()
+        state = dict(source.module.state_dict())
+        old, new = grid_of(source, size)
+        state["pos_embed"] = resampled(
+            state["pos_embed"], old, new, 1, mode="bicubic", antialias=True
+        )
+        other.load_state_dict(state)
+        with torch.inference_mode():
+            expected = other(torch.from_numpy(batch_at(size))).numpy()
+        np.testing.assert_allclose(source.at(size).logits(batch_at(size)), expected, atol=2e-6)
+
+    @pytest.mark.parametrize(
+        "how",
+        [
+            {"mode": "nearest"},
+            {"mode": "bilinear", "antialias": True},
+            {"mode": "bicubic", "align_corners": True},
+            {"mode": "bicubic"},
+        ],
+        ids=str,
+    )
+    def test_a_planted_resampling_is_seen(self, how: dict[str, Any]) -> None:
+        source = with_wide_positions(tiny())
+        size = (32, 48)  # smaller: antialiasing changes nothing when enlarging
+        old, new = grid_of(source, size)
+        wrong = resampled(source.module.state_dict()["pos_embed"], old, new, 1, **how)
+        right = source.at(size).module.pos_embed.data
+        assert (right - wrong).abs().max() > 0.05
+
+    def test_a_transposed_grid_is_seen(self) -> None:
+        source = with_wide_positions(tiny())
+        wide, tall = source.at((96, 128)), source.at((128, 96))
+        assert wide.module.pos_embed.shape == tall.module.pos_embed.shape
+        assert (wide.module.pos_embed - tall.module.pos_embed).abs().max() > 0.5
+        old, new = grid_of(source, (96, 128))
+        right = resampled(
+            source.module.state_dict()["pos_embed"], old, new, 1, mode="bicubic", antialias=True
+        )
+        torch.testing.assert_close(wide.module.pos_embed.data, right, rtol=0, atol=1e-6)
+        assert (tall.module.pos_embed - right).abs().max() > 0.5
+
+    def test_the_original_stays_as_it_is(self) -> None:
+        source = with_wide_positions(tiny())
+        before = weights_digest(source.module.state_dict())
+        answers = source.logits(batch_at((64, 64)))
+        other = source.at((96, 128))
+        with torch.no_grad():
+            for parameter in other.module.parameters():
+                parameter.zero_()
+        assert weights_digest(source.module.state_dict()) == before
+        np.testing.assert_array_equal(source.logits(batch_at((64, 64))), answers)
+        assert source.resolution == (64, 64)
+        assert other.resolution == (96, 128)
+        assert other.description is source.description
+        assert source.at((64, 64)) is source
+
+    @pytest.mark.parametrize(
+        ("size", "near"),
+        [((100, 100), "96x96"), ((64, 61), "64x64"), ((3, 64), "8x64"), ((383, 513), "384x512")],
+    )
+    def test_no_multiple_of_the_patch_names_the_nearest(
+        self, size: tuple[int, int], near: str
+    ) -> None:
+        with pytest.raises(InputError, match="multiple of the patch size 8x8") as caught:
+            tiny().at(size)
+        assert f"--res {near}" in str(caught.value.hint)
+
+    def test_a_model_that_cannot_change_its_size(self) -> None:
+        source = load_source(
+            ModelRequest(
+                name="cait_xxs24_224",
+                random_weights=True,
+                num_classes=3,
+                model_kwargs={"depth": 1, "img_size": 64},
+            )
+        )
+        with pytest.raises(ExportError, match="cannot change its resolution") as caught:
+            source.at((96, 96))
+        assert "64x64" in str(caught.value.hint)
+        assert caught.value.exit_code == 4
