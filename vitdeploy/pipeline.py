@@ -165,7 +165,7 @@ def demo(
         baseline=start.baseline,
         images=evaluation,
         source=start.source,
-        timing=TimingConfig(max_seconds=seconds, accept_unstable=True),
+        timing=TimingConfig(max_seconds=seconds, min_round_ms=40.0, accept_unstable=True),
     )
     return run(plans, judgement, folder, notes=notes, progress=progress)
 

@@ -89,9 +89,7 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
         backend=manifest.backend,
         precision=manifest.model.precision,
         status="built",
-        note="it runs on the GPU it was built for"
-        if manifest.backend.startswith("tensorrt")
-        else "neither evaluated nor timed",
+        note="" if manifest.backend.startswith("tensorrt") else "neither evaluated nor timed",
         size_bytes=engine.size_bytes,
         targets=manifest.targets,
         graph_digest=manifest.model_digest,
