@@ -126,7 +126,7 @@ def demo(
     *,
     resolution: tuple[int, int] | None = None,
     images: int = 2000,
-    seconds: float = 12.0,
+    seconds: float = 20.0,
     progress: Progress = SILENT,
 ) -> Report:
     """The main job on the embedded model; see `vitdeploy demo --help`.
@@ -165,7 +165,7 @@ def demo(
         baseline=start.baseline,
         images=evaluation,
         source=start.source,
-        timing=TimingConfig(max_seconds=seconds, min_round_ms=40.0, accept_unstable=True),
+        timing=TimingConfig(max_seconds=seconds, min_round_ms=80.0, accept_unstable=True),
     )
     return run(plans, judgement, folder, notes=notes, progress=progress)
 

@@ -160,6 +160,7 @@ def measure_interleaved(
     """Time `sessions` on `batch`, (n, channels, height, width), in interleaved rounds.
 
     Every round runs each session, and the order rotates: A B C, B C A, C A B.
+    Each turn begins with one untimed run.
     What slows the machine for a while thus slows all of them, and the ratios
     stay. The first session is the baseline. Settled means that three windows
     in a row agree in the baseline's time and in every other's ratio to it.
@@ -224,6 +225,8 @@ def _rounds(
             row = [0.0] * count
             for position in range(count):
                 i = (len(rows) + position) % count
+                # Untimed: caches, and threads that still spin, belong to the session before.
+                sessions[i].run(batch)
                 row[i] = _time_ms(sessions[i], batch, repeats[i], clock)
             rows.append(row)
             task.advance()

@@ -14,7 +14,7 @@ from types import FrameType
 import click
 
 from vitdeploy import __version__
-from vitdeploy.errors import VitDeployError
+from vitdeploy.errors import InputError, VitDeployError
 
 _COMMANDS = {
     "demo": ("demo", "Take the embedded model all the way, offline, in about a minute."),
@@ -49,8 +49,10 @@ class LazyGroup(click.Group):
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], list(_COMMANDS), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"No such command {args[0]!r}.{hint}")
+            raise InputError(
+                f"there is no command {args[0]!r}",
+                hint=f"did you mean {near[0]}?" if near else "vitdeploy --help lists them",
+            )
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -78,13 +80,17 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         code = cli.main(standalone_mode=False)
-    except click.Abort:
-        code = _say("interrupted; nothing half-written was left behind", None, _INTERRUPTED)
-    except KeyboardInterrupt:
-        code = _say("interrupted; nothing half-written was left behind", None, _INTERRUPTED)
-    except click.ClickException as error:
+    except (click.Abort, KeyboardInterrupt):
+        code = _say(
+            "interrupted; nothing half-written was left behind",
+            "run it again; `vitdeploy train` goes on after the last epoch with --resume",
+            _INTERRUPTED,
+        )
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        code = error.exit_code
+        code = InputError.exit_code
+    except click.ClickException as error:
+        code = _say(error.format_message(), _usage_hint(error), InputError.exit_code)
     except VitDeployError as error:
         code = _say(str(error), error.hint, error.exit_code)
     except BrokenPipeError:
@@ -102,6 +108,12 @@ def _say(message: str, hint: str | None, code: int) -> int:
     if hint:
         click.echo(f" hint: {hint}", err=True)
     return code
+
+
+def _usage_hint(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    path = "vitdeploy" if context is None else context.command_path
+    return f"`{path} --help` lists what it takes"
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

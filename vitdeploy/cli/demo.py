@@ -31,7 +31,7 @@ from vitdeploy.cli.options import PATH, Resolution, json_option
 @click.option(
     "--seconds",
     type=click.FloatRange(min=2),
-    default=12,
+    default=20,
     show_default=True,
     help="Time for the benchmark, per batch size.",
 )
