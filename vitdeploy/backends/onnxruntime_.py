@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -105,7 +107,7 @@ class OnnxRuntimeBackend:
         require_cpu_graph(model, options, "ONNX Runtime")
         started = time.perf_counter()
         with atomic_path(output) as temporary:
-            GraphSession(model.path, threads=options.threads, save_optimized_to=temporary)
+            _optimize(model, options, temporary)
             digest = file_digest(temporary)
         here = environment.describe()
         manifest = EngineManifest(
@@ -137,6 +139,16 @@ class OnnxRuntimeBackend:
             name=f"ONNX Runtime {manifest.model.precision}",
             input_shape=manifest.model.input_shape,
         )
+
+
+def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> None:
+    try:
+        GraphSession(model.path, threads=options.threads, save_optimized_to=destination)
+    except EngineError as error:
+        # ONNX Runtime says INVALID_PROTOBUF where the disk was full.
+        if shutil.disk_usage(destination.parent).free < model.size_bytes:
+            raise OSError(errno.ENOSPC, "no space left") from error
+        raise
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:

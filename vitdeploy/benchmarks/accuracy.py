@@ -234,7 +234,8 @@ def _require_better_than_chance(source: NDArray[np.intp], labels: NDArray[np.int
         raise GateFailedError(
             f"the source has {right} of {n} images right, no more than the {100 * chance:.1f} % "
             "of chance, so a small drop proves nothing",
-            hint="the labels are shifted, shuffled or of another model: check the class order",
+            hint="the labels are shifted, shuffled or of another model (check the class order), "
+            "or the source itself does not work at this resolution",
         )
 
 

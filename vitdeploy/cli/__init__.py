@@ -60,9 +60,14 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="vitdeploy")
-def cli() -> None:
+@click.pass_context
+def cli(context: click.Context) -> None:
     """Take a Vision Transformer from PyTorch to the engine that runs it best,
     at any resolution, and prove that nothing was lost on the way.
 
@@ -73,6 +78,10 @@ def cli() -> None:
     4 export, 5 calibration, 6 engine, 7 measurement unstable, 10 a gate failed,
     11 inconclusive, 70 our bug, 130 interrupted.
     """
+    if context.invoked_subcommand is None:
+        # click itself does this too, with a code that depends on its version.
+        click.echo(context.get_help())
+        context.exit(InputError.exit_code)
 
 
 def main() -> None:
@@ -81,14 +90,14 @@ def main() -> None:
     try:
         code = cli.main(standalone_mode=False)
     except (click.Abort, KeyboardInterrupt):
+        # An interrupt that passed through exec() of a string, as PyTorch's tracing does, makes
+        # CPython end by the signal whatever code we exit with; running another one clears that.
+        exec("")
         code = _say(
             "interrupted; nothing half-written was left behind",
             "run it again; `vitdeploy train` goes on after the last epoch with --resume",
             _INTERRUPTED,
         )
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        code = InputError.exit_code
     except click.ClickException as error:
         code = _say(error.format_message(), _usage_hint(error), InputError.exit_code)
     except VitDeployError as error:

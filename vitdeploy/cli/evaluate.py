@@ -70,6 +70,8 @@ def command(
     images = place.evaluation(data, description.source)
     if images is None:
         raise InputError("no evaluation images were named", hint="give --data FOLDER")
+    # An engine that cannot run here is refused before minutes go into the source.
+    api.load_engine(loaded, threads=threads)
     images, left_out = _readable(images, skip_unreadable, sink.note)
     if reference is not None:
         baseline = api.baseline_from_reference(references.load(reference), description, images)

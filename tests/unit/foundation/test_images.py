@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -274,6 +274,7 @@ def test_batches_decode_a_few_ahead_only(tmp_path: Path, monkeypatch: pytest.Mon
     assert not seen
     next(stream)
     next(stream)
+    assert isinstance(stream, Generator)
     stream.close()  # waits for what is under way
     assert 4 <= len(seen) <= 12
 

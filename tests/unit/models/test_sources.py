@@ -13,6 +13,7 @@ import huggingface_hub.constants
 import numpy as np
 import pytest
 import timm
+import timm.data
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -39,7 +40,7 @@ def tiny(**kwargs: Any) -> SourceModel:
 
 def with_wide_positions(source: SourceModel) -> SourceModel:
     """Positions of unit deviation, so that a wrong resampling cannot hide."""
-    positions = source.module.pos_embed
+    positions = source.module.get_parameter("pos_embed")
     with torch.no_grad():
         positions.copy_(torch.randn(positions.shape, generator=torch.Generator().manual_seed(1)))
     return source
@@ -370,7 +371,9 @@ class TestResolution:
         old, new = grid_of(source, size)
         prefix = native.shape[1] - math.prod(old)
         expected = resample_abs_pos_embed(native, new, old, num_prefix_tokens=prefix)
-        torch.testing.assert_close(source.at(size).module.pos_embed.data, expected, rtol=0, atol=0)
+        torch.testing.assert_close(
+            source.at(size).module.get_parameter("pos_embed").data, expected, rtol=0, atol=0
+        )
 
     @pytest.mark.parametrize("size", SIZES)
     def test_the_logits_are_those_of_timm_built_at_that_size(self, size: tuple[int, int]) -> None:
@@ -402,20 +405,27 @@ class TestResolution:
         size = (32, 48)  # smaller: antialiasing changes nothing when enlarging
         old, new = grid_of(source, size)
         wrong = resampled(source.module.state_dict()["pos_embed"], old, new, 1, **how)
-        right = source.at(size).module.pos_embed.data
+        right = source.at(size).module.get_parameter("pos_embed").data
         assert (right - wrong).abs().max() > 0.05
 
     def test_a_transposed_grid_is_seen(self) -> None:
         source = with_wide_positions(tiny())
         wide, tall = source.at((96, 128)), source.at((128, 96))
-        assert wide.module.pos_embed.shape == tall.module.pos_embed.shape
-        assert (wide.module.pos_embed - tall.module.pos_embed).abs().max() > 0.5
+        assert (
+            wide.module.get_parameter("pos_embed").shape
+            == tall.module.get_parameter("pos_embed").shape
+        )
+        assert (
+            wide.module.get_parameter("pos_embed") - tall.module.get_parameter("pos_embed")
+        ).abs().max() > 0.5
         old, new = grid_of(source, (96, 128))
         right = resampled(
             source.module.state_dict()["pos_embed"], old, new, 1, mode="bicubic", antialias=True
         )
-        torch.testing.assert_close(wide.module.pos_embed.data, right, rtol=0, atol=1e-6)
-        assert (tall.module.pos_embed - right).abs().max() > 0.5
+        torch.testing.assert_close(
+            wide.module.get_parameter("pos_embed").data, right, rtol=0, atol=1e-6
+        )
+        assert (tall.module.get_parameter("pos_embed") - right).abs().max() > 0.5
 
     def test_the_original_stays_as_it_is(self) -> None:
         source = with_wide_positions(tiny())

@@ -248,7 +248,7 @@ def test_an_old_checkpoint_outlives_an_interrupted_run(tmp_path: Path, images: I
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path, images: ImageSet) -> None:
     source = start()
     with torch.no_grad():
-        source.module.head.bias.fill_(float("nan"))
+        source.module.get_parameter("head.bias").fill_(float("nan"))
     with pytest.raises(GateFailedError, match="epoch 1 is not finite") as caught:
         train(source, images, None, SHORT, tmp_path / "a.safetensors")
     assert "--lr" in str(caught.value.hint)
@@ -397,7 +397,7 @@ class TestMixedResolutions:
 
 def test_starting_positions_are_wide_and_named_by_the_digest() -> None:
     source = start()
-    deviation = float(source.module.pos_embed.detach().std())
+    deviation = float(source.module.get_parameter("pos_embed").detach().std())
     assert 0.7 * POSITION_DEVIATION < deviation < 1.1 * POSITION_DEVIATION
     assert source.description.weights_digest == weights_digest(source.module.state_dict())
     assert source.description.weights_digest == start().description.weights_digest
