@@ -588,7 +588,6 @@ def test_a_full_disk_is_named_and_nothing_half_written_stays(
     training_images: Path,
     full_disk: Path,
     stage: str,
-    request: pytest.FixtureRequest,
 ) -> None:
     if stage == "openvino":
         pytest.importorskip("openvino", reason="openvino: not installed")
