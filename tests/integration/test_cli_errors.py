@@ -426,6 +426,11 @@ def training_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "images"
 
 
+def heed_interrupts() -> None:
+    """Shells start background jobs with SIGINT ignored, and a test run may be one of them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def started(arguments: list[str], folder: Path, cache: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
@@ -436,6 +441,7 @@ def started(arguments: list[str], folder: Path, cache: Path) -> Iterator[subproc
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     try:
         yield process
