@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,8 +17,14 @@ from vitdeploy.errors import InputError
 SCHEMA_VERSION = 1
 METADATA_KEY = "vitdeploy"
 
-Precision = Literal["fp32", "fp16", "int8-fp32", "int8-fp16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8-fp32", "int8-fp16"]
 """What is quantized, and what the rest computes in."""
+
+InputFormat = Literal["float32-nchw", "uint8-nhwc"]
+"""Normalized values, or the bytes of the fitted image (cast and normalized in the graph)."""
+
+Output = Literal["logits", "probabilities", "features", "tokens"]
+"""What the graph answers: (n, classes) twice, (n, width), or (n, tokens, width)."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,43 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Emulated:
+    """How far a typed graph under emulation was from the same graph in float32.
+
+    `cosine` is the smallest cosine of an output row; `max_error` the largest
+    difference over the deviation of the float32 outputs; `agreement` the share
+    of rows with the same top-1.
+    """
+
+    cosine: float
+    max_error: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What the typed graph will do on hardware that computes in its type: a span.
+
+    `fused` rounds where a runtime's fused kernels end, `worst` after every
+    operation. A forecast, never a measurement.
+    """
+
+    images: int
+    real_images: bool
+    fused: Emulated
+    worst: Emulated
+
+
+@dataclass(frozen=True)
+class ResolutionRange:
+    """Sizes a dynamic graph takes: every multiple of `step` from `low` to `high`, per side."""
+
+    low: tuple[int, int]
+    high: tuple[int, int]
+    step: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class Quantization:
     """How an INT8 graph came about: the calibration set, and a reason per node."""
 
@@ -49,7 +92,13 @@ class Quantization:
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """All that is known about a graph; stands in its metadata under 'vitdeploy'."""
+    """All that is known about a graph; stands in its metadata under 'vitdeploy'.
+
+    `positions` says how the source's positions came to this resolution;
+    `kept_float32` names the nodes of a half-precision graph that compute in
+    float32, with the reason. A graph with `resolution_range` takes other sizes
+    than `resolution`, its best one.
+    """
 
     source: SourceDescription
     resolution: tuple[int, int]
@@ -61,6 +110,12 @@ class ModelDescription:
     parent_digest: str = ""
     verification: Verification | None = None
     quantization: Quantization | None = None
+    positions: str = ""
+    resolution_range: ResolutionRange | None = None
+    input_format: InputFormat = "float32-nchw"
+    output: Output = "logits"
+    kept_float32: dict[str, str] = field(default_factory=dict)
+    forecast: Forecast | None = None
     producer: str = ""
     schema_version: int = SCHEMA_VERSION
 
