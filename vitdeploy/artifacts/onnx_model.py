@@ -164,6 +164,9 @@ def recipe_digest(description: ModelDescription) -> str:
         description.opset,
         description.passes,
         description.parent_digest,
+        description.resolution_range,
+        description.input_format,
+        description.output,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

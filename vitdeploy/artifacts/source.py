@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from vitdeploy.artifacts.files import from_json, require_file
 from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing
 
 CHECKPOINT_KEY = "vitdeploy"
+
+Task = Literal["classify", "multilabel", "regress", "features"]
+"""One label of many, any number of labels, numbers, or features without a head."""
+
 _LARGEST_HEADER = 100_000_000
 
 
@@ -19,7 +23,8 @@ _LARGEST_HEADER = 100_000_000
 class SourceDescription:
     """A source model without its weights: enough to build, name and recognise it.
 
-    `architecture` and `model_kwargs` are what the library's factory takes.
+    `architecture` and `model_kwargs` are what the library's factory takes;
+    `labels` name the columns of the output, and are empty for features.
     `weights_digest` is the sha256 of names, shapes and values of the state
     dict at the native resolution; it identifies the model across files.
     """
@@ -35,6 +40,7 @@ class SourceDescription:
     preprocessing: Preprocessing
     origin: str = ""
     training: dict[str, Any] = field(default_factory=dict)
+    task: Task = "classify"
 
     @property
     def num_classes(self) -> int:

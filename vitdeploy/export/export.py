@@ -62,6 +62,8 @@ def export(
         description = ModelDescription(
             source=source.description,
             resolution=sized.resolution,
+            positions=sized.positions,
+            output=sized.output,
             precision="fp32",
             opset=options.opset,
             input_name=INPUT_NAME,

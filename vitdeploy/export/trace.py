@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import warnings
 
 import onnx_ir as ir
 import torch
-from torch import nn
 
 from vitdeploy.errors import ExportError
 from vitdeploy.models.source import SourceModel
@@ -31,7 +29,7 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
 
     Raises ExportError where PyTorch's exporter gives up, naming its reason.
     """
-    module = _with_plain_attention(source.module)
+    module = source.traceable()
     shape = (TRACED_BATCH, source.description.in_chans, *source.resolution)
     try:
         with warnings.catch_warnings(), _quiet_exporter():
@@ -60,14 +58,6 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
     model = program.model
     _require_dynamic_batch(model)
     return model
-
-
-def _with_plain_attention(module: nn.Module) -> nn.Module:
-    module = copy.deepcopy(module)
-    for part in module.modules():
-        if hasattr(part, "fused_attn"):
-            part.fused_attn = False  # type: ignore[assignment]
-    return module
 
 
 def _require_dynamic_batch(model: ir.Model) -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from vitdeploy.artifacts.files import require_file
-from vitdeploy.artifacts.source import SourceDescription, description_in
+from vitdeploy.artifacts.source import SourceDescription, Task, description_in
 from vitdeploy.errors import InputError
 from vitdeploy.models import checkpoint, timm_
+from vitdeploy.models.library import LIBRARIES, Library, library
 from vitdeploy.models.source import SourceModel, weights_digest
 from vitdeploy.preprocessing import Preprocessing
 
@@ -33,6 +34,7 @@ class ModelRequest:
     model_kwargs: dict[str, Any] | None = None
     labels: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
+    task: Task = "classify"
 
 
 def load_source(request: ModelRequest) -> SourceModel:
@@ -44,23 +46,33 @@ def load_source(request: ModelRequest) -> SourceModel:
     described = _described_checkpoint(request)
     if described is not None:
         return _from_description(*described, request)
+    from_library, architecture = split_name(request.name)
+    models = library(from_library)
     kwargs = dict(request.model_kwargs or {})
     if request.num_classes is not None:
         kwargs["num_classes"] = request.num_classes
     if request.in_chans is not None:
         kwargs["in_chans"] = request.in_chans
-    timm_.require_known(request.name)
+    timm_.require_known(architecture)
     _require_one_weight_source(request)
-    module = timm_.build(request.name, model_kwargs=kwargs, pretrained=request.pretrained)
+    module = models.build(architecture, model_kwargs=kwargs, pretrained=request.pretrained)
     origin = "pretrained weights" if request.pretrained else "random weights"
     if request.checkpoint is not None:
         checkpoint.load_into(
             module, checkpoint.read_state(request.checkpoint), origin=str(request.checkpoint)
         )
         origin = request.checkpoint.name
-    return SourceModel(
-        module, _describe(module, request, kwargs, origin), timm_.native_resolution(module)
-    )
+    description = _describe(module, request, (from_library, architecture, kwargs), origin)
+    output = "features" if description.task == "features" else "logits"
+    return SourceModel(module, description, description.native_resolution, output)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """'torchvision:vit_b_16' to its library and architecture; timm where none is named."""
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in LIBRARIES:
+        return prefix, rest
+    return "timm", name
 
 
 def _described_checkpoint(request: ModelRequest) -> tuple[Path, SourceDescription] | None:
@@ -85,10 +97,10 @@ def _looks_like_file(name: str) -> bool:
 def _from_description(
     path: Path, description: SourceDescription, request: ModelRequest
 ) -> SourceModel:
-    if description.library != "timm":
+    if description.library not in LIBRARIES:
         raise InputError(
             f"{path} describes a model of {description.library!r}",
-            hint="this version loads timm models",
+            hint=f"this version loads models of {', '.join(LIBRARIES)}",
         )
     if request.num_classes not in (None, description.num_classes):
         raise InputError(
@@ -100,7 +112,8 @@ def _from_description(
             f"{path} takes {description.in_chans} channels, not {request.in_chans}",
             hint="leave --in-chans out",
         )
-    module = timm_.build(description.architecture, model_kwargs=description.model_kwargs)
+    models = library(description.library)
+    module = models.build(description.architecture, model_kwargs=description.model_kwargs)
     state = checkpoint.read_state(path)
     if weights_digest(state) != description.weights_digest:
         raise InputError(
@@ -110,7 +123,8 @@ def _from_description(
     checkpoint.load_into(module, state, origin=str(path))
     if request.preprocessing is not None:
         description = replace(description, preprocessing=request.preprocessing)
-    return SourceModel(module, description, description.native_resolution)
+    output = "features" if description.task == "features" else "logits"
+    return SourceModel(module, description, description.native_resolution, output)
 
 
 def _require_one_weight_source(request: ModelRequest) -> None:
@@ -125,45 +139,53 @@ def _require_one_weight_source(request: ModelRequest) -> None:
 
 
 def _describe(
-    module: nn.Module, request: ModelRequest, kwargs: dict[str, Any], origin: str
+    module: nn.Module,
+    request: ModelRequest,
+    made_by: tuple[str, str, dict[str, Any]],
+    origin: str,
 ) -> SourceDescription:
-    preprocessing = request.preprocessing or timm_.preprocessing_of(module)
+    from_library, architecture, kwargs = made_by
+    models = library(from_library)
+    preprocessing = request.preprocessing or models.preprocessing_of(module)
     in_chans = int(kwargs.get("in_chans", 3))
     if preprocessing.channels != in_chans:
         raise InputError(
             f"{request.name} takes {in_chans} channels but its preprocessing "
             f"normalizes {preprocessing.channels}",
-            hint="give one mean and std per channel: --mean and --std of `vitdeploy train`, "
+            hint="give one mean and std per channel: --mean and --std, "
             "or ModelRequest(preprocessing=...) in Python",
         )
-    classes = _class_count(module)
-    labels = request.labels or timm_.labels_of(module, classes)
+    architecture, kwargs = models.recipe_of(module, architecture, kwargs)
+    return SourceDescription(
+        name=request.name,
+        library=from_library,
+        architecture=architecture,
+        model_kwargs=kwargs,
+        native_resolution=models.native_resolution(module),
+        in_chans=in_chans,
+        labels=_labels(module, models, request),
+        weights_digest=weights_digest(module.state_dict()),
+        preprocessing=preprocessing,
+        origin=origin,
+        task=request.task,
+    )
+
+
+def _labels(module: nn.Module, models: Library, request: ModelRequest) -> tuple[str, ...]:
+    if request.task == "features":
+        return ()
+    classes = models.class_count(module)
+    if classes < 1:
+        raise InputError(
+            f"{request.name} has no classifier head",
+            hint="give --num-classes, or --task features to deploy it as a feature tower",
+        )
+    labels = request.labels or models.labels_of(module)
     if len(labels) != classes:
         raise InputError(
             f"{len(labels)} labels were given for {classes} classes", hint="one label per class"
         )
-    return SourceDescription(
-        name=request.name,
-        library="timm",
-        architecture=request.name,
-        model_kwargs=kwargs,
-        native_resolution=timm_.native_resolution(module),
-        in_chans=in_chans,
-        labels=labels,
-        weights_digest=weights_digest(module.state_dict()),
-        preprocessing=preprocessing,
-        origin=origin,
-    )
-
-
-def _class_count(module: nn.Module) -> int:
-    count = getattr(module, "num_classes", None)
-    if not isinstance(count, int) or count < 1:
-        raise InputError(
-            "the model has no classifier head",
-            hint="give --num-classes; feature towers are not supported yet",
-        )
-    return count
+    return labels
 
 
 def seeded_random_source(request: ModelRequest, seed: int) -> SourceModel:

@@ -18,7 +18,7 @@ from vitdeploy.artifacts.files import atomic_path
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import ImageSet, batches
-from vitdeploy.models import checkpoint, timm_
+from vitdeploy.models import checkpoint
 from vitdeploy.models.source import SourceModel, weights_digest
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.training.data import MixedResolutionBatches, training_batches
@@ -158,7 +158,7 @@ def _trainable(source: SourceModel, recipe: TrainingRecipe) -> nn.Module:
     sizes = set(recipe.resolutions) - {source.resolution[0]}
     if sizes:
         kwargs["dynamic_img_size"] = True
-    module = timm_.build(source.description.architecture, model_kwargs=kwargs)
+    module = source.library.build(source.description.architecture, model_kwargs=kwargs)
     module.load_state_dict(source.module.state_dict())
     return module
 
@@ -180,7 +180,7 @@ def _finished(
     source: SourceModel, run: _Run, recipe: TrainingRecipe, images: ImageSet
 ) -> SourceModel:
     state = {name: tensor.cpu() for name, tensor in run.ema.module.state_dict().items()}
-    module = timm_.build(
+    module = source.library.build(
         source.description.architecture, model_kwargs=source.description.model_kwargs
     )
     module.load_state_dict(state)

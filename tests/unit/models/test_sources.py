@@ -289,9 +289,9 @@ class TestDescribedCheckpoints:
 
     def test_another_library(self, tmp_path: Path) -> None:
         source = tiny()
-        foreign = replace(source.description, library="transformers")
+        foreign = replace(source.description, library="keras")
         path = saved(tmp_path / "a.safetensors", replace(source, description=foreign))
-        with pytest.raises(InputError, match="transformers"):
+        with pytest.raises(InputError, match="keras"):
             load_source(ModelRequest(name=str(path)))
 
     def test_saving_holds_every_tensor(self, tmp_path: Path) -> None:
