@@ -73,7 +73,7 @@ def resample_state(state: State, wanted: State, sizes: Sizes) -> tuple[State, st
         raise ExportError(
             f"{len(stuck)} weights depend on the resolution and cannot be resampled: "
             f"{', '.join(stuck[:3])}{' ...' if len(stuck) > 3 else ''}",
-            hint="export this architecture at its own resolution",
+            hint=f"export this architecture at its own {sizes.old[0]}x{sizes.old[1]}",
         )
     return carried, ", ".join(kinds)
 

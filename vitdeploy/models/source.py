@@ -47,7 +47,11 @@ class SourceModel:
         Raises InputError where the resolution is not a multiple of the patch
         size, ExportError where the architecture cannot change its size.
         """
-        native = replace(self.native or self, output=self.output, description=self.description)
+        if resolution == self.resolution:
+            return self
+        native = self
+        if self.native is not None:
+            native = replace(self.native, output=self.output, description=self.description)
         if resolution == native.resolution:
             return native
         native.require_patch_multiple(resolution)

@@ -43,7 +43,18 @@ def build(
             f"timm cannot create {architecture}: {first_line(error)}",
             hint="check --model-kwargs, --num-classes and the tag after the dot",
         ) from error
+    _remember_size(module, model_kwargs.get("img_size"))
     return module.eval()
+
+
+def _remember_size(module: nn.Module, size: Any) -> None:
+    """Some architectures forget the size they were created for; their configuration keeps it."""
+    if size is None:
+        return
+    height, width = (size, size) if isinstance(size, int) else size
+    config: Any = module.pretrained_cfg
+    channels = config["input_size"][0]
+    module.pretrained_cfg = {**config, "input_size": (channels, height, width)}  # type: ignore[assignment]
 
 
 def require_known(name: str) -> None:
@@ -136,7 +147,7 @@ def at_resolution(module: nn.Module, description: SourceDescription, size: Size)
        over: timm's own checkpoint filter first, then by kind (`resampling`).
     3. The architecture takes no size: its weights serve every size.
     """
-    native = native_resolution(module)
+    native = description.native_resolution
     try:
         if callable(getattr(module, "set_input_size", None)):
             resized = _set_input_size(module, size)
