@@ -91,6 +91,15 @@ class Workspace:
             self.announce(f"engine: {path} (the newest of this model)")
         return read_engine(path)
 
+    def checkpoint(self, source: SourceDescription) -> Path | None:
+        """The recipe's checkpoint where it holds the very weights of `source`; else None."""
+        path = self._own_checkpoint()
+        description = None if path is None else description_in(path)
+        if description is None or description.weights_digest != source.weights_digest:
+            return None
+        self.announce(f"checkpoint: {path} (from {FILE_NAME})")
+        return path
+
     def calibration(self, given: Path | None, source: SourceDescription) -> ImageSet | None:
         """The calibration images given, else those the recipe holds for this very model."""
         return self._images(given, "calibration", source)
@@ -131,12 +140,19 @@ class Workspace:
         section = self.recipe.model
         if section is None:
             return "", None
-        path = assets.CHECKPOINT if section.name == DEMO else self.folder / section.name
-        if path.suffix == ".safetensors" and path.is_file():
-            description = description_in(path)
-            if description is not None:
-                return description.name, description.weights_digest
+        path = self._own_checkpoint()
+        description = None if path is None else description_in(path)
+        if description is not None:
+            return description.name, description.weights_digest
         return section.name, None
+
+    def _own_checkpoint(self) -> Path | None:
+        """The safetensors file that the recipe names as its model."""
+        section = self.recipe.model
+        if section is None:
+            return None
+        path = assets.CHECKPOINT if section.name == DEMO else self.folder / section.name
+        return path if path.suffix == ".safetensors" and path.is_file() else None
 
 
 def open_workspace(folder: Path, announce: Callable[[str], None]) -> Workspace:

@@ -24,6 +24,7 @@ _COMMANDS = {
     "evaluate": ("evaluate", "Judge an engine against its source on the same images."),
     "benchmark": ("benchmark", "Time engines interleaved with their source."),
     "report": ("report", "Write the findings as JSON, Markdown and HTML."),
+    "inspect": ("inspect", "What a graph or engine holds; its positions before and after."),
     "doctor": ("doctor", "What this machine can do, and what is missing."),
 }
 _INTERRUPTED = 130

@@ -1,0 +1,146 @@
+"""Reading a graph file to look at it: `vitdeploy inspect` as a function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.artifacts.onnx_model import (
+    METADATA_KEY,
+    ModelDescription,
+    load_proto,
+    read_onnx_model,
+)
+from vitdeploy.artifacts.source import description_in
+from vitdeploy.errors import InputError
+from vitdeploy.graph.positions import (
+    PositionGrid,
+    native_positions_in,
+    positions_in,
+    positions_in_checkpoint,
+)
+from vitdeploy.graph.shapes import Shapes
+from vitdeploy.graph.similarity import PositionFigures, position_figures
+from vitdeploy.graph.skeleton import Skeleton, skeleton_of
+from vitdeploy.graph.summary import (
+    GraphSummary,
+    ImageInput,
+    Size,
+    image_input,
+    input_sizes,
+    shapes_at,
+    summarize,
+)
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All that is known of a graph file. `description` and `digest` are those of files that
+    vitdeploy wrote; `positions_problem` says why positions that are there are not shown."""
+
+    file: str
+    graph: GraphSummary
+    description: ModelDescription | None = None
+    digest: str = ""
+    positions: PositionFigures | None = None
+    positions_problem: str = ""
+    schema_version: int = SCHEMA_VERSION
+    kind: str = "inspection"
+
+
+@dataclass(frozen=True)
+class GraphFile:
+    """A graph read at one size of its images."""
+
+    path: Path
+    description: ModelDescription | None
+    digest: str
+    skeleton: Skeleton
+    image: ImageInput | None
+    known: Shapes
+    summary: GraphSummary
+
+    @property
+    def image_size(self) -> Size | None:
+        """(height, width) the shapes were inferred at; None where that is not known."""
+        shape = None if self.image is None else self.known.shapes.get(self.image.name)
+        return None if self.image is None or not shape else self.image.size_in(shape)
+
+    def positions(self) -> PositionGrid | None:
+        """The absolute positions the graph adds at this size; None where it adds none."""
+        size = self.image_size
+        return None if size is None else positions_in(self.skeleton, self.known, size)
+
+    def stored_positions(self, after: PositionGrid) -> PositionGrid | None:
+        """What a dynamic graph resamples `after` from; None in graphs of one size."""
+        native = None if self.description is None else self.description.source.native_resolution
+        return native_positions_in(self.skeleton, self.known, after, native or (1, 1))
+
+
+def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
+    """Read an ONNX file without its external data and without running it.
+
+    A graph of dynamic size is looked at with images of `resolution`, else of
+    the best one it names. Raises InputError for what is no ONNX graph, a
+    description this version does not read, and a size the graph does not take.
+    """
+    proto = load_proto(path)
+    described = any(entry.key == METADATA_KEY for entry in proto.metadata_props)
+    model = read_onnx_model(path) if described else None
+    description = None if model is None else model.description
+    skeleton = skeleton_of(proto, path.parent)
+    image = image_input(skeleton, description)
+    sizes = input_sizes(skeleton, image, description, resolution)
+    known = shapes_at(skeleton, sizes)
+    summary = summarize(path, proto, skeleton, known, image)
+    digest = "" if model is None else model.digest
+    return GraphFile(path, description, digest, skeleton, image, known, summary)
+
+
+def compared_positions(graph: GraphFile, after: PositionGrid, other: Path) -> PositionGrid:
+    """The positions in `other`, a checkpoint or a graph, that `after` was resampled from.
+
+    Raises InputError where `other` holds none that fit.
+    """
+    if other.suffix == ".safetensors":
+        description = description_in(other) or graph.description
+        source = description.source if isinstance(description, ModelDescription) else description
+        native = None if source is None else source.native_resolution
+        return positions_in_checkpoint(other, after, native)
+    if other.suffix != ".onnx":
+        raise InputError(
+            f"{other} is neither a graph nor a safetensors file",
+            hint="compare with the .safetensors checkpoint or with another .onnx file",
+        )
+    found = read_graph(other).positions()
+    if found is None:
+        raise InputError(
+            f"{other} adds no absolute positions", hint="compare with a graph of the same model"
+        )
+    return found
+
+
+def inspection_of(
+    graph: GraphFile, figures: PositionFigures | None = None, *, positions_problem: str = ""
+) -> Inspection:
+    """The record of a graph file."""
+    return Inspection(
+        file=graph.path.name,
+        graph=graph.summary,
+        description=graph.description,
+        digest=graph.digest,
+        positions=figures,
+        positions_problem=positions_problem,
+    )
+
+
+__all__ = [
+    "GraphFile",
+    "Inspection",
+    "compared_positions",
+    "inspection_of",
+    "position_figures",
+    "read_graph",
+]
