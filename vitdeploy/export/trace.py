@@ -1,15 +1,21 @@
-"""PyTorch to an ONNX graph, batch dynamic, everything else fixed."""
+"""PyTorch to an ONNX graph: batch dynamic, and height and width where asked for."""
 
 from __future__ import annotations
 
 import logging
 import warnings
+from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch import nn
 
+from vitdeploy.artifacts.onnx_model import ResolutionRange
 from vitdeploy.errors import ExportError
+from vitdeploy.export.dynamic.module import make_dynamic
+from vitdeploy.export.dynamic.sizes import traced_size
 from vitdeploy.models.source import SourceModel
+from vitdeploy.preprocessing import Size
 
 INPUT_NAME = "input"
 OUTPUT_NAME = "logits"
@@ -29,8 +35,44 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
 
     Raises ExportError where PyTorch's exporter gives up, naming its reason.
     """
-    module = source.traceable()
-    shape = (TRACED_BATCH, source.description.in_chans, *source.resolution)
+    batch = {0: torch.export.Dim("batch")}
+    model = _exported(source.traceable(), source, source.resolution, batch, opset)
+    _require_dynamic(model, 0, "batch size", "that cannot be exported")
+    return model
+
+
+def trace_dynamic(
+    source: SourceModel, sizes: ResolutionRange, *, opset: int = DEFAULT_OPSET
+) -> ir.Model:
+    """Trace one float32 graph for every size of the range: batch, height and width stay open.
+
+    Raises ExportError where the source has parts that belong to one size, or
+    branches on it.
+    """
+    spans = zip(sizes.low, sizes.high, sizes.step, ("rows", "columns"), strict=True)
+    rows, columns = (
+        torch.export.Dim(name, min=low // step, max=high // step) for low, high, step, name in spans
+    )
+    dims = {0: torch.export.Dim("batch"), 2: sizes.step[0] * rows, 3: sizes.step[1] * columns}
+    module = make_dynamic(source, sizes)
+    model = _exported(module, source, traced_size(source, sizes), dims, opset)
+    for axis, what in enumerate(("batch size", "", "height", "width")):
+        if what:
+            _require_dynamic(model, axis, what, "export one graph per size with --res")
+    channels = source.description.in_chans
+    model.graph.inputs[0].shape = ir.Shape(("batch", channels, "height", "width"))
+    return model
+
+
+def _exported(
+    module: nn.Module,
+    source: SourceModel,
+    size: Size,
+    dims: dict[int, Any],
+    opset: int,
+) -> ir.Model:
+    """PyTorch's exporter, its refusals as ExportError. `dims` are the input's open dimensions."""
+    shape = (TRACED_BATCH, source.description.in_chans, *size)
     try:
         with warnings.catch_warnings(), _quiet_exporter():
             warnings.simplefilter("ignore")
@@ -41,13 +83,13 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
                 opset_version=opset,
                 input_names=[INPUT_NAME],
                 output_names=[OUTPUT_NAME],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=(dims,),
                 verbose=False,
             )
     except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ExportError(
-            f"{source.description.name} cannot be traced at {source.resolution}: {reason}",
+            f"{source.description.name} cannot be traced at {size}: {reason}",
             hint="try another --opset; `vitdeploy doctor` shows the versions of torch and timm",
         ) from error
     if program is None:
@@ -55,17 +97,15 @@ def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:
             f"PyTorch's exporter returned nothing for {source.description.name}",
             hint="`vitdeploy doctor` shows the versions of torch and timm",
         )
-    model = program.model
-    _require_dynamic_batch(model)
-    return model
+    return program.model
 
 
-def _require_dynamic_batch(model: ir.Model) -> None:
+def _require_dynamic(model: ir.Model, axis: int, what: str, otherwise: str) -> None:
     shape = model.graph.inputs[0].shape
-    if shape is None or isinstance(shape[0], int):
+    if shape is None or isinstance(shape[axis], int):
         raise ExportError(
-            "the traced batch size was baked into the graph",
-            hint="the model's code branches on the batch size; that cannot be exported",
+            f"the traced {what} was baked into the graph",
+            hint=f"the model's code branches on the {what}; {otherwise}",
         )
 
 
