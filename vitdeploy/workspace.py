@@ -71,25 +71,33 @@ class Workspace:
         )
 
     def graph(self, given: Path | None, *, precision: str | None = None) -> OnnxModel | None:
-        """The graph named, else the newest one of the recipe's model; None where there is none."""
+        """The graph named, else the newest one of the recipe's model; None where there is none.
+
+        Where no recipe names a model, the newest of all.
+        """
         path = given or self._newest("onnx", precision)
         if path is None:
             return None
         if given is None:
-            self.announce(f"graph: {path} (the newest of this model)")
+            self.announce(f"graph: {path} (the newest {self._of_which})")
         return read_onnx_model(path)
 
     def engine(self, given: Path | None) -> Engine:
-        """The engine named, else the newest one of the recipe's model."""
+        """The engine named, else the newest one of the recipe's model (of all, without one)."""
         path = given or self._newest("engine", None)
         if path is None:
+            what = "no engine" if self.recipe.model is None else "no engine of this model"
             raise InputError(
-                f"{self.output} holds no engine of this model",
+                f"{self.output} holds {what}",
                 hint="run `vitdeploy build-engine` first, or name the .engine file",
             )
         if given is None:
-            self.announce(f"engine: {path} (the newest of this model)")
+            self.announce(f"engine: {path} (the newest {self._of_which})")
         return read_engine(path)
+
+    @property
+    def _of_which(self) -> str:
+        return "here" if self.recipe.model is None else "of this model"
 
     def checkpoint(self, source: SourceDescription) -> Path | None:
         """The recipe's checkpoint where it holds the very weights of `source`; else None."""
@@ -111,26 +119,46 @@ class Workspace:
     def _images(
         self, given: Path | None, part: assets.Part, source: SourceDescription
     ) -> ImageSet | None:
-        if given is not None:
-            return scan(_folder_of(str(given), self.folder, part), labels=source.labels)
-        entry = getattr(self.recipe.data, part)
-        if entry is None or not self._is_recipe_model(source):
-            return None
-        self.announce(f"{part} images: {entry} (from {FILE_NAME})")
-        return scan(_folder_of(entry, self.folder, part), labels=source.labels)
+        entry = str(given)
+        if given is None:
+            entry = getattr(self.recipe.data, part)
+            if entry is None or not self._is_recipe_model(source):
+                return None
+            self.announce(f"{part} images: {entry} (from {FILE_NAME})")
+        folder = _folder_of(entry, self.folder, part)
+        if part == "calibration":  # ranges ask for images, not for their classes
+            return scan(folder)
+        return self._labelled(folder, source)
+
+    def _labelled(self, folder: Path, source: SourceDescription) -> ImageSet:
+        """The images with the model's labels; a model whose classes are only numbered
+        takes the names of as many class folders, in their order, and says so."""
+        numbered = source.labels == tuple(map(str, range(source.num_classes)))
+        if numbered:
+            images = scan(folder)
+            if len(images.labels) == source.num_classes and images.labels != source.labels:
+                self.announce(
+                    f"the model's classes have no names: its classes 0 to "
+                    f"{source.num_classes - 1} are taken to be {', '.join(images.labels[:8])}"
+                    f"{' ...' if len(images.labels) > 8 else ''} (the folders, in their order)"
+                )
+                return images
+        return scan(folder, labels=source.labels)
+
+    def knows(self, source: SourceDescription) -> bool:
+        """Whether the recipe names this very model and images to judge it on."""
+        return self.recipe.data.evaluation is not None and self._is_recipe_model(source)
 
     def _is_recipe_model(self, source: SourceDescription) -> bool:
         name, digest = self._identity()
         return source.weights_digest == digest if digest is not None else source.name == name
 
     def _newest(self, kind: str, precision: str | None) -> Path | None:
-        if self.recipe.model is None:
-            return None
         name, digest = self._identity()
         return newest(
             self.output,
             "engine" if kind == "engine" else "onnx",
-            name=name,
+            name=None if self.recipe.model is None else name,
             weights_digest=digest,
             precision=precision,
         )

@@ -38,7 +38,10 @@ def atomic_path(destination: Path) -> Iterator[Path]:
     )
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode  # some writers make their files readable to no one else
         yield temporary
+        temporary.chmod(mode)
         temporary.replace(destination)
     except OSError as error:
         raise _as_output_error(error, destination) from error

@@ -11,15 +11,15 @@ def newest(
     folder: Path,
     kind: Literal["onnx", "engine"],
     *,
-    name: str,
+    name: str | None,
     weights_digest: str | None = None,
     precision: str | None = None,
 ) -> Path | None:
     """The file written last of those made from this model; None where there is none.
 
     Models are told apart by the digest of their weights where it is known,
-    else by name. Sidecars that cannot be read are passed over here: reading
-    the artifact itself names what is wrong with it.
+    else by name; without a name every model will do. Sidecars that cannot be
+    read are passed over here: reading the artifact itself names what is wrong.
     """
     found = []
     for sidecar in folder.glob("*.json") if folder.is_dir() else ():
@@ -31,7 +31,7 @@ def newest(
         if weights_digest is not None:
             same = source.get("weights_digest") == weights_digest
         else:
-            same = source.get("name") == name
+            same = name in (None, source.get("name"))
         if same and precision in (None, description.get("precision")):
             found.append(file)
     return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)

@@ -20,9 +20,9 @@ from vitdeploy.cli.options import (
 
 @click.command()
 @click.argument("graph", type=PATH, required=False)
-@click.option("--int8", "precision", flag_value="int8", help="Linear layers in INT8.")
-@click.option("--fp16", "precision", flag_value="fp16", help="Everything in FP16 (GPUs).")
-@click.option("--fp32", "precision", flag_value="fp32", help="As exported (the default).")
+@click.option("--int8", is_flag=True, help="Linear layers in INT8, the rest in FP16 on GPUs.")
+@click.option("--fp16", is_flag=True, help="All (with --int8: the rest) in FP16, for GPUs.")
+@click.option("--fp32", is_flag=True, help="As exported (the default); with --int8: the rest.")
 @click.option("--calib", type=PATH, help="Calibration images (INT8); 'demo' is the embedded set.")
 @click.option("--calib-images", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option(
@@ -49,7 +49,6 @@ from vitdeploy.cli.options import (
 @json_option
 def command(
     graph: Path | None,
-    precision: str | None,
     output: Path | None,
     as_json: bool,
     **options: Any,
@@ -69,6 +68,9 @@ def command(
     from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
 
+    int8, fp16, fp32 = options["int8"], options["fp16"], options["fp32"]
+    if fp16 and fp32:
+        raise click.UsageError("--fp16 and --fp32 exclude each other")
     sink = console.progress()
     place = workspace(sink.note)
     folder = output or place.output
@@ -78,11 +80,11 @@ def command(
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
     calibration = None
-    if precision == "int8":
+    if int8:
         calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
-        precision=precision or "fp32",  # pyright: ignore[reportArgumentType]  # click's flags
-        half=on_gpu and precision == "int8",
+        precision="int8" if int8 else "fp16" if fp16 else "fp32",
+        half=fp16 or (int8 and on_gpu and not fp32),
         calibration=calibration,
         calibration_count=options["calib_images"],
         seed=options["seed"],
@@ -125,8 +127,21 @@ def command(
             f"  {len(quantization.quantized)} Linear layers in INT8, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )
-    lines.append("  next: vitdeploy evaluate" + (f" {engine.path}" if graph or output else ""))
+    lines.append(
+        f"  next: {_evaluation_of(engine, place, graph is not None or output is not None)}"
+    )
     console.emit(as_json, record, "\n".join(lines))
+
+
+def _evaluation_of(engine: Any, place: Any, named: bool) -> str:
+    """The command that judges the engine; what the recipe does not hold is asked for."""
+    source = engine.manifest.model.source
+    parts = ["vitdeploy evaluate"]
+    if named:
+        parts.append(str(engine.path))
+    if not place.knows(source):
+        parts.append(f"--model {source.name} --data FOLDER")
+    return " ".join(parts)
 
 
 def _exported(place: Any, folder: Path, sink: Any) -> Any:
