@@ -1,28 +1,38 @@
-"""Checkpoint files: our self-describing safetensors, and plain state dicts read safely."""
+"""Checkpoints: our self-describing safetensors, and weights of others fitted to a module."""
 
 from __future__ import annotations
 
-import pickle
-import struct
+import sys
 from pathlib import Path
-from typing import Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
+from torch import nn
 
-from vitdeploy.artifacts.files import atomic_path, require_file, to_json
+from vitdeploy.artifacts.files import atomic_path, to_json
 from vitdeploy.artifacts.source import CHECKPOINT_KEY, SourceDescription
 from vitdeploy.errors import InputError
+from vitdeploy.models.checkpoint_files import PICKLE_ERRORS, State, read_state
+from vitdeploy.models.library import WRAPPED
+from vitdeploy.models.weight_names import as_in_module
 
-PICKLE_ERRORS = (
-    pickle.UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, TypeError,
-    AttributeError, AssertionError, OverflowError, struct.error,
-)  # fmt: skip
-"""What torch's weights-only loading raises for damaged files (found by overwriting bytes)."""
+__all__ = [
+    "PICKLE_ERRORS",
+    "Misshaped",
+    "State",
+    "load_into",
+    "read_state",
+    "require_fit",
+    "save",
+]
+
+Misshaped = dict[str, tuple[tuple[int, ...], tuple[int, ...]]]
+"""Name to its shape in the file and in the model."""
+
+_SHOWN = 5
 
 
-def save(path: Path, state: dict[str, torch.Tensor], description: SourceDescription) -> None:
+def save(path: Path, state: State, description: SourceDescription) -> None:
     """Write weights and description into one safetensors file, whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
     with atomic_path(path) as temporary:
@@ -32,78 +42,109 @@ def save(path: Path, state: dict[str, torch.Tensor], description: SourceDescript
             raise OSError(*_os_error_arguments(error)) from error
 
 
-def read_state(path: Path) -> dict[str, torch.Tensor]:
-    """The state dict of a checkpoint. Pickles are read through weights-only loading.
+def load_into(module: nn.Module, state: State, *, origin: str, new_head: bool = False) -> str:
+    """Load `state` into `module`, under the module's names and in its types.
 
-    A training checkpoint's 'state_dict', 'model' or 'model_ema' entry is
-    opened, and prefixes left by wrappers ('module.', 'model.', '_orig_mod.')
-    are dropped. Raises InputError for anything else.
+    Names may carry the prefixes of wrappers, or be those of the original
+    repository where timm knows how to convert them. Answers what was done to
+    them, in words ('' where nothing was). With `new_head`, a classifier of
+    another size is left as it is in the module. Raises InputError listing
+    every key that does not fit.
     """
-    require_file(path, what="checkpoint")
-    try:
-        if path.suffix == ".safetensors":
-            content: Any = load_file(path)
-        else:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, *PICKLE_ERRORS) as error:
-        raise _unreadable(path, error) from error
-    for key in ("state_dict_ema", "model_ema", "state_dict", "model"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-            break
-    if not isinstance(content, dict) or not content:
-        raise InputError(f"{path} holds no state dict", hint="save model.state_dict() instead")
-    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
-    for prefix in ("module.", "_orig_mod.", "model."):
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            tensors = {name[len(prefix) :]: tensor for name, tensor in tensors.items()}
-    if not tensors:
-        raise InputError(f"{path} holds no tensors", hint="save model.state_dict() instead")
-    return tensors
+    target = getattr(module, WRAPPED, module)
+    own = target.state_dict()
+    renamed, note = as_in_module(state, set(own))
+    missing, unexpected, misshaped = _misfits(renamed, own)
+    if missing or unexpected:
+        converted = _converted_by_timm(target, renamed)
+        if converted is not None and not any(_misfits(converted, own)):
+            renamed, missing, unexpected, misshaped = converted, set(), set(), {}
+            note = "names converted by timm"
+    if new_head and not missing and _classes_in(misshaped) is not None:
+        renamed = {**renamed, **{name: own[name] for name in misshaped}}
+        note, misshaped = ", ".join(filter(None, (note, "a new head"))), {}
+    require_fit(origin, missing=missing, unexpected=unexpected, misshaped=misshaped)
+    # Half-precision checkpoints are computed in the module's own float32.
+    target.load_state_dict({name: renamed[name].to(value.dtype) for name, value in own.items()})
+    return note
 
 
-def load_into(module: torch.nn.Module, state: dict[str, torch.Tensor], *, origin: str) -> None:
-    """Load `state` into `module`. Raises InputError listing every key that does not fit."""
-    own = module.state_dict()
-    missing = sorted(own.keys() - state.keys())
-    unexpected = sorted(state.keys() - own.keys())
-    misshaped = [
-        f"{name} is {tuple(state[name].shape)}, the model wants {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & state.keys())
-        if own[name].shape != state[name].shape
+def require_fit(
+    origin: str, *, missing: set[str], unexpected: set[str], misshaped: Misshaped
+) -> None:
+    """Raise InputError listing the keys that do not fit, with the option that mends it."""
+    shapes = [
+        f"{name} is {found}, the model wants {wanted}"
+        for name, (found, wanted) in sorted(misshaped.items())
     ]
-    if not (missing or unexpected or misshaped):
-        module.load_state_dict(state)
-        return
     parts = [
-        f"{len(names)} {what}: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}"
+        f"{len(names)} {what}: {', '.join(names[:_SHOWN])}{' ...' if len(names) > _SHOWN else ''}"
         for what, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("of another shape", misshaped),
+            ("missing", sorted(missing)),
+            ("unexpected", sorted(unexpected)),
+            ("of another shape", shapes),
         )
         if names
     ]
-    head = any(name.startswith("head") for name in misshaped)
-    hint = (
-        "the head has another size: give --num-classes"
-        if head
-        else "check that --model and --model-kwargs are what the checkpoint was trained with"
+    if parts:
+        hint = _remedy(missing, unexpected, misshaped)
+        raise InputError(f"{origin} does not fit the model; {'; '.join(parts)}", hint=hint)
+
+
+def _misfits(state: State, own: State) -> tuple[set[str], set[str], Misshaped]:
+    return (
+        set(own) - set(state),
+        set(state) - set(own),
+        {
+            name: (tuple(state[name].shape), tuple(own[name].shape))
+            for name in own.keys() & state.keys()
+            if own[name].shape != state[name].shape
+        },
     )
-    raise InputError(f"{origin} does not fit the model; {'; '.join(parts)}", hint=hint)
 
 
-def _unreadable(path: Path, error: Exception) -> InputError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    if isinstance(error, pickle.UnpicklingError):
-        hint = (
-            "it is damaged, or holds pickled code, which is never run; where you trust it, "
-            "load it and re-save: "
-            "safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+def _remedy(missing: set[str], unexpected: set[str], misshaped: Misshaped) -> str:
+    classes = _classes_in(misshaped)
+    if classes is not None and not missing and not unexpected:
+        return f"the head has another size: give --num-classes {classes}"
+    if misshaped and all("pos" in name for name in misshaped) and not missing:
+        return (
+            "the positions are of another size: create the model at the size it was trained at, "
+            "and give the other one with --res"
         )
-    else:
-        hint = "copy it again; it may be incomplete"
-    return InputError(f"checkpoint {path} cannot be read: {reason}", hint=hint)
+    if any(shape[0][1:2] != shape[1][1:2] for shape in misshaped.values() if len(shape[0]) == 4):
+        return "the first convolution takes another number of channels: give --in-chans"
+    return "check that --model and --model-kwargs are what the checkpoint was trained with"
+
+
+def _classes_in(misshaped: Misshaped) -> int | None:
+    """The file's number of classes, where only a classifier's rows differ."""
+    rows = {found[0] for found, wanted in misshaped.values() if found[:1] and wanted[:1]}
+    alike = all(
+        len(found) in (1, 2) and found[1:] == wanted[1:] for found, wanted in misshaped.values()
+    )
+    return rows.pop() if misshaped and alike and len(rows) == 1 else None
+
+
+def _converted_by_timm(module: nn.Module, state: State) -> State | None:
+    """`state` through the filter of the module's own file in timm; None where it has none.
+
+    A filter that resamples positions is not wanted here: a model is loaded at
+    the size it was trained at, and resampled from there once.
+    """
+    convert = getattr(sys.modules[type(module).__module__], "checkpoint_filter_fn", None)
+    if convert is None or not type(module).__module__.startswith("timm."):
+        return None
+    try:
+        converted = convert(dict(state), module)
+    except (KeyError, IndexError, RuntimeError, ValueError, AttributeError, TypeError):
+        return None  # the names are listed as they stand in the file
+    resampled = [
+        name
+        for name, tensor in converted.items()
+        if "pos" in name and name in state and state[name].shape != tensor.shape
+    ]
+    return None if resampled else converted
 
 
 def _os_error_arguments(error: SafetensorError) -> tuple[int, str]:

@@ -66,8 +66,11 @@ class Library(Protocol):
         """A copy that computes the same at `size` in the form the exporter takes best."""
         ...
 
-    def preprocessing_of(self, module: nn.Module) -> Preprocessing:
-        """The evaluation preprocessing the source's configuration gives."""
+    def preprocessing_of(self, module: nn.Module) -> Preprocessing | None:
+        """The evaluation preprocessing the source's configuration gives; None where it has none.
+
+        Raises InputError for steps that `Preprocessing` cannot express.
+        """
         ...
 
     def class_count(self, module: nn.Module) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +12,14 @@ from torch import nn
 from vitdeploy.artifacts.files import require_file
 from vitdeploy.artifacts.source import SourceDescription, Task, description_in
 from vitdeploy.errors import InputError
-from vitdeploy.models import checkpoint, timm_
-from vitdeploy.models.library import LIBRARIES, Library, library
+from vitdeploy.models import checkpoint
+from vitdeploy.models.library import LIBRARIES, library
+from vitdeploy.models.names import Named, expand, split_name, understood
+from vitdeploy.models.opened import Opened, open_folder, open_named
+from vitdeploy.models.request import ModelRequest
 from vitdeploy.models.source import SourceModel, weights_digest
-from vitdeploy.preprocessing import Preprocessing
 
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRequest:
-    """How a user names a model. Exactly one source of weights must be given.
-
-    `name` is a timm name, or the path of a checkpoint that describes itself.
-    """
-
-    name: str
-    checkpoint: Path | None = None
-    pretrained: bool = False
-    random_weights: bool = False
-    num_classes: int | None = None
-    in_chans: int | None = None
-    model_kwargs: dict[str, Any] | None = None
-    labels: tuple[str, ...] | None = None
-    preprocessing: Preprocessing | None = None
-    task: Task = "classify"
+__all__ = ["ModelRequest", "expand", "load_source", "seeded_random_source", "split_name"]
 
 
 def load_source(request: ModelRequest) -> SourceModel:
@@ -43,55 +28,50 @@ def load_source(request: ModelRequest) -> SourceModel:
     Raises InputError for unknown names, weights that do not fit, and a request
     that names no source of weights: random ones are used only when asked for.
     """
-    described = _described_checkpoint(request)
-    if described is not None:
-        return _from_description(*described, request)
-    from_library, architecture = split_name(request.name)
-    models = library(from_library)
-    kwargs = dict(request.model_kwargs or {})
-    if request.num_classes is not None:
-        kwargs["num_classes"] = request.num_classes
-    if request.in_chans is not None:
-        kwargs["in_chans"] = request.in_chans
-    timm_.require_known(architecture)
-    _require_one_weight_source(request)
-    module = models.build(architecture, model_kwargs=kwargs, pretrained=request.pretrained)
-    origin = "pretrained weights" if request.pretrained else "random weights"
-    if request.checkpoint is not None:
-        checkpoint.load_into(
-            module, checkpoint.read_state(request.checkpoint), origin=str(request.checkpoint)
+    named = understood(request.name)
+    if named.file is not None:
+        return _from_file(named.file, request)
+    described = _description_of_same(named, request)
+    if described is not None and request.checkpoint is not None:
+        return _from_description(request.checkpoint, described, request)
+    if named.folder is not None or named.repository is not None:
+        return _source(open_folder(named, request), request)
+    return _source(open_named(named, request), request)
+
+
+def _from_file(path: Path, request: ModelRequest) -> SourceModel:
+    """A checkpoint named as the model: it must say what it is."""
+    require_file(path, what="checkpoint")
+    description = description_in(path) if path.suffix == ".safetensors" else None
+    if description is None:
+        raise InputError(
+            f"{path} does not say which architecture it belongs to",
+            hint=f"name it: --model TIMM_NAME --checkpoint {path}",
         )
-        origin = request.checkpoint.name
-    description = _describe(module, request, (from_library, architecture, kwargs), origin)
-    output = "features" if description.task == "features" else "logits"
-    return SourceModel(module, description, description.native_resolution, output)
+    if description.library == "python":
+        raise InputError(
+            f"{path} belongs to the Python factory {description.architecture}, and no file may "
+            "choose which code is run",
+            hint=f"name it yourself: --model {description.architecture} --checkpoint {path}",
+        )
+    return _from_description(path, description, request)
 
 
-def split_name(name: str) -> tuple[str, str]:
-    """'torchvision:vit_b_16' to its library and architecture; timm where none is named."""
-    prefix, colon, rest = name.partition(":")
-    if colon and prefix in LIBRARIES:
-        return prefix, rest
-    return "timm", name
+def _description_of_same(named: Named, request: ModelRequest) -> SourceDescription | None:
+    """The description in the checkpoint, where it is of the very model that was named.
 
-
-def _described_checkpoint(request: ModelRequest) -> tuple[Path, SourceDescription] | None:
+    It then says preprocessing and labels, which the architecture alone does not.
+    """
     path = request.checkpoint
-    if path is None and _looks_like_file(request.name):
-        path = Path(request.name)
-        require_file(path, what="checkpoint")
-        description = description_in(path) if path.suffix == ".safetensors" else None
-        if description is None:
-            raise InputError(
-                f"{path} does not say which architecture it belongs to",
-                hint=f"name it: --model TIMM_NAME --checkpoint {path}",
-            )
-        return path, description
-    return None
-
-
-def _looks_like_file(name: str) -> bool:
-    return Path(name).suffix in {".safetensors", ".pth", ".pt", ".bin", ".ckpt"} or "/" in name
+    if path is None or path.suffix != ".safetensors" or named.folder or named.repository:
+        return None
+    description = description_in(path)
+    if description is None or request.model_kwargs not in (None, description.model_kwargs):
+        return None
+    same = (description.library, description.architecture) == (named.library, named.architecture)
+    if not same or request.pretrained or request.random_weights:
+        return None
+    return replace(description, name=request.name)
 
 
 def _from_description(
@@ -102,9 +82,33 @@ def _from_description(
             f"{path} describes a model of {description.library!r}",
             hint=f"this version loads models of {', '.join(LIBRARIES)}",
         )
-    if request.num_classes not in (None, description.num_classes):
+    _require_agreement(path, description, request)
+    module = library(description.library).build(
+        description.architecture, model_kwargs=description.model_kwargs
+    )
+    state, _ = checkpoint.read_state(path)
+    if weights_digest(state) != description.weights_digest:
         raise InputError(
-            f"{path} has {description.num_classes} classes, not {request.num_classes}",
+            f"the weights in {path} are not those its description was written for",
+            hint="copy the file again, or train again",
+        )
+    checkpoint.load_into(module, state, origin=str(path))
+    changed = replace(
+        description,
+        preprocessing=request.preprocessed(lambda: description.preprocessing),
+        labels=description.labels if request.labels is None else request.labels,
+        task=request.task or description.task,
+    )
+    if changed.task == "features":
+        changed = replace(changed, labels=())
+    return _answering(module, changed)
+
+
+def _require_agreement(path: Path, description: SourceDescription, request: ModelRequest) -> None:
+    classes = description.num_classes
+    if request.num_classes not in (None, classes):
+        raise InputError(
+            f"{path} has {classes} classes, not {request.num_classes}",
             hint="leave --num-classes out",
         )
     if request.in_chans not in (None, description.in_chans):
@@ -112,75 +116,59 @@ def _from_description(
             f"{path} takes {description.in_chans} channels, not {request.in_chans}",
             hint="leave --in-chans out",
         )
-    models = library(description.library)
-    module = models.build(description.architecture, model_kwargs=description.model_kwargs)
-    state = checkpoint.read_state(path)
-    if weights_digest(state) != description.weights_digest:
+    if request.labels is not None and len(request.labels) != classes:
         raise InputError(
-            f"the weights in {path} are not those its description was written for",
-            hint="copy the file again, or train again",
+            f"{len(request.labels)} labels were given for {classes} classes",
+            hint="one label per class",
         )
-    checkpoint.load_into(module, state, origin=str(path))
-    if request.preprocessing is not None:
-        description = replace(description, preprocessing=request.preprocessing)
+    if request.task not in (None, "features") and description.task == "features":
+        raise InputError(f"{path} has no classifier: it answers features", hint="leave --task out")
+
+
+def _source(opened: Opened, request: ModelRequest) -> SourceModel:
+    module, models = opened.module, library(opened.library)
+    preprocessing = request.preprocessed(lambda: models.preprocessing_of(module))
+    if preprocessing.channels != opened.in_chans:
+        raise InputError(
+            f"{request.name} takes {opened.in_chans} channels but its preprocessing "
+            f"normalizes {preprocessing.channels}",
+            hint="give one mean and std per channel: --mean and --std",
+        )
+    task: Task = request.task or getattr(module, "declared_task", None) or "classify"
+    description = SourceDescription(
+        name=request.name,
+        library=opened.library,
+        architecture=opened.architecture,
+        model_kwargs=opened.model_kwargs,
+        native_resolution=models.native_resolution(module),
+        in_chans=opened.in_chans,
+        labels=() if task == "features" else _labels(opened, request),
+        weights_digest=weights_digest(module.state_dict()),
+        preprocessing=preprocessing,
+        origin=opened.origin,
+        task=task,
+    )
+    return _answering(module, description)
+
+
+def _answering(module: nn.Module, description: SourceDescription) -> SourceModel:
+    towers: Any = module
+    if description.library == "python":
+        # A factory named as a feature tower answers features; nothing is cut off it.
+        towers.is_tower = description.task == "features"
     output = "features" if description.task == "features" else "logits"
     return SourceModel(module, description, description.native_resolution, output)
 
 
-def _require_one_weight_source(request: ModelRequest) -> None:
-    given = [request.checkpoint is not None, request.pretrained, request.random_weights]
-    if sum(given) == 1:
-        return
-    what = "no weights" if not any(given) else "more than one source of weights"
-    raise InputError(
-        f"{request.name} was given {what}",
-        hint="give one of --checkpoint FILE, --pretrained, --random-weights",
-    )
-
-
-def _describe(
-    module: nn.Module,
-    request: ModelRequest,
-    made_by: tuple[str, str, dict[str, Any]],
-    origin: str,
-) -> SourceDescription:
-    from_library, architecture, kwargs = made_by
-    models = library(from_library)
-    preprocessing = request.preprocessing or models.preprocessing_of(module)
-    in_chans = int(kwargs.get("in_chans", 3))
-    if preprocessing.channels != in_chans:
-        raise InputError(
-            f"{request.name} takes {in_chans} channels but its preprocessing "
-            f"normalizes {preprocessing.channels}",
-            hint="give one mean and std per channel: --mean and --std, "
-            "or ModelRequest(preprocessing=...) in Python",
-        )
-    architecture, kwargs = models.recipe_of(module, architecture, kwargs)
-    return SourceDescription(
-        name=request.name,
-        library=from_library,
-        architecture=architecture,
-        model_kwargs=kwargs,
-        native_resolution=models.native_resolution(module),
-        in_chans=in_chans,
-        labels=_labels(module, models, request),
-        weights_digest=weights_digest(module.state_dict()),
-        preprocessing=preprocessing,
-        origin=origin,
-        task=request.task,
-    )
-
-
-def _labels(module: nn.Module, models: Library, request: ModelRequest) -> tuple[str, ...]:
-    if request.task == "features":
-        return ()
-    classes = models.class_count(module)
+def _labels(opened: Opened, request: ModelRequest) -> tuple[str, ...]:
+    models = library(opened.library)
+    classes = models.class_count(opened.module)
     if classes < 1:
         raise InputError(
             f"{request.name} has no classifier head",
             hint="give --num-classes, or --task features to deploy it as a feature tower",
         )
-    labels = request.labels or models.labels_of(module)
+    labels = request.labels or opened.labels or models.labels_of(opened.module)
     if len(labels) != classes:
         raise InputError(
             f"{len(labels)} labels were given for {classes} classes", hint="one label per class"
