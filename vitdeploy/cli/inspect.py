@@ -43,8 +43,8 @@ def command(
 
     Works on any ONNX file and runs nothing. GMACs count matrix products,
     convolutions and attention for one image. Positions are compared with
-    --compare, else with what a graph of dynamic size stores, else with the
-    checkpoint in vitdeploy.toml if the graph was made from it.
+    --compare, else with those of the native size in a graph of dynamic size, else
+    with the checkpoint in vitdeploy.toml if the graph was made from it.
 
     \b
       vitdeploy inspect
@@ -123,9 +123,9 @@ def _before(
 
     if compare is not None:
         return compared_positions(graph, after, compare), compare.name
-    stored = graph.stored_positions(after)
-    if stored is not None:
-        return stored, "stored in the graph"
+    native = graph.native_positions()
+    if native is not None:
+        return native, "the same graph at its source's size"
     checkpoint = None
     if graph.description is not None:
         checkpoint = place.checkpoint(graph.description.source)

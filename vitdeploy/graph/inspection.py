@@ -15,7 +15,6 @@ from vitdeploy.artifacts.source import description_in
 from vitdeploy.errors import InputError
 from vitdeploy.graph.positions import (
     PositionGrid,
-    native_positions_in,
     positions_in,
     positions_in_checkpoint,
 )
@@ -28,6 +27,7 @@ from vitdeploy.graph.summary import (
     Size,
     image_input,
     input_sizes,
+    require_taken,
     shapes_at,
     summarize,
 )
@@ -73,10 +73,16 @@ class GraphFile:
         size = self.image_size
         return None if size is None else positions_in(self.skeleton, self.known, size)
 
-    def stored_positions(self, after: PositionGrid) -> PositionGrid | None:
-        """What a dynamic graph resamples `after` from; None in graphs of one size."""
-        native = None if self.description is None else self.description.source.native_resolution
-        return native_positions_in(self.skeleton, self.known, after, native or (1, 1))
+    def native_positions(self) -> PositionGrid | None:
+        """The positions a dynamic graph adds at its source's own size; None in other graphs.
+
+        At that size resampling changes nothing, so these are the trained ones.
+        """
+        if self.description is None or self.description.resolution_range is None:
+            return None
+        native = self.description.source.native_resolution
+        sizes = input_sizes(self.skeleton, self.image, self.description, native)
+        return positions_in(self.skeleton, shapes_at(self.skeleton, sizes), native)
 
 
 def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
@@ -92,6 +98,8 @@ def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
     description = None if model is None else model.description
     skeleton = skeleton_of(proto, path.parent)
     image = image_input(skeleton, description)
+    if resolution is not None and image is not None:
+        require_taken(image, description, resolution)
     sizes = input_sizes(skeleton, image, description, resolution)
     known = shapes_at(skeleton, sizes)
     summary = summarize(path, proto, skeleton, known, image)

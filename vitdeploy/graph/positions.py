@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.graph.shapes import Shape, Shapes, evaluate, shape_value
 from vitdeploy.graph.skeleton import Skeleton
-from vitdeploy.graph.work import constant_values
+from vitdeploy.graph.work import image_independent
 
 Size = tuple[int, int]
 
@@ -64,23 +64,13 @@ def positions_in(skeleton: Skeleton, known: Shapes, image_size: Size) -> Positio
     found = _find(skeleton, known)
     if found is None:
         return None
-    name = _origin(skeleton, found.value) or found.value
+    name = _name(skeleton, found.value)
     values = _values(skeleton, known, found.value)
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"{name} holds values that are not finite", hint="check the weights it was made from"
+        )
     return _laid_out(name, values, found.grid, image_size)
-
-
-def native_positions_in(
-    skeleton: Skeleton, known: Shapes, after: PositionGrid, native: Size
-) -> PositionGrid | None:
-    """The grid a dynamic graph resamples from; None where it stores the very one it adds.
-
-    `native` is the (height, width) in pixels the stored grid was made for.
-    """
-    found = _find(skeleton, known)
-    name = None if found is None else _origin(skeleton, found.value)
-    if found is None or name is None or name == found.value:
-        return None
-    return _with_aspect(name, skeleton.array(name), after, native)
 
 
 def positions_in_checkpoint(path: Path, after: PositionGrid, native: Size | None) -> PositionGrid:
@@ -127,20 +117,19 @@ def _find(skeleton: Skeleton, known: Shapes) -> _Found | None:
     Products of two activations end the walk: what is added to attention
     scores is a bias between tokens, not a position.
     """
-    constant = constant_values(skeleton)
-    shape_only = _from_shapes_only(skeleton, constant)
+    fixed = image_independent(skeleton)
     tokens: dict[str, Size | None] = {value.name: None for value in skeleton.inputs}
     for node in skeleton.proto.graph.node:
         moving = [name for name in node.input if name in tokens]
         if not moving or node.op_type in ("Shape", "Softmax"):
             continue
-        if node.op_type in ("MatMul", "Einsum") and not constant.intersection(node.input):
+        if node.op_type in ("MatMul", "Einsum") and not fixed.intersection(node.input):
             continue
         grid = next((tokens[name] for name in moving if tokens[name] is not None), None)
         if node.op_type == "Add":
             for other in node.input:
                 shape = known.shapes.get(other, ())
-                if other in shape_only and _per_token(shape, known.shapes.get(moving[0], ())):
+                if other in fixed and _per_token(shape, known.shapes.get(moving[0], ())):
                     return _Found(other, shape, grid)
         output = known.shapes.get(node.output[0], ())
         if node.op_type in _GRID_OPERATORS and len(output) == 4:
@@ -150,29 +139,20 @@ def _find(skeleton: Skeleton, known: Shapes) -> _Found | None:
     return None
 
 
-def _from_shapes_only(skeleton: Skeleton, constant: set[str]) -> set[str]:
-    """Values that depend on the sizes of inputs at most, never on what is in them."""
-    found = set(constant)
-    for node in skeleton.proto.graph.node:
-        if node.op_type == "Shape" or found.issuperset(node.input):
-            found.update(node.output)
-    return found
-
-
 def _per_token(added: Shape, tokens: Shape) -> bool:
     """(1, 197, 768) or (1, 64, 27, 27) on tokens of the same shape; not (768,) or (1, 1, 768)."""
     inner = tuple(side for side in added if side > 1)
     return len(inner) >= 2 and inner == tuple(side for side in tokens[1:] if side > 1)
 
 
-def _origin(skeleton: Skeleton, value: str) -> str | None:
-    """The largest constant that `value` is made from: the one export or its author named."""
-    nodes = _ancestors(skeleton, value)
-    names = {name for node in nodes for name in node.input} | {value}
-    stored = [name for name in names if name in skeleton.weights]
-    return max(
-        stored, key=lambda name: (math.prod(skeleton.weights[name].dims), name), default=None
-    )
+def _name(skeleton: Skeleton, value: str) -> str:
+    """The name of the constant itself; of computed positions, that of the largest one behind."""
+    if value in skeleton.weights:
+        return value
+    names = {name for node in _ancestors(skeleton, value) for name in node.input}
+    sizes = {name: math.prod(skeleton.weights[name].dims) for name in names & {*skeleton.weights}}
+    largest = max(sizes, key=lambda name: (sizes[name], name), default="")
+    return largest if _NAMES.search(largest) else "positions computed in the graph"
 
 
 def _ancestors(skeleton: Skeleton, value: str) -> list[onnx.NodeProto]:
@@ -192,7 +172,7 @@ def _values(skeleton: Skeleton, known: Shapes, value: str) -> NDArray[np.float32
     given: dict[str, NDArray] = {}
     nodes = []
     for node in _ancestors(skeleton, value):
-        if node.op_type == "Shape":
+        if node.op_type == "Shape" and node.input[0] in known.shapes:
             given[node.output[0]] = shape_value(node, known.shapes[node.input[0]])
             continue
         nodes.append(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,9 +63,7 @@ def concrete_shapes(skeleton: Skeleton, sizes: Mapping[str, Shape]) -> Shapes:
     proto = onnx.ModelProto()
     proto.CopyFrom(skeleton.proto)
     _fix_inputs(proto.graph, sizes)
-    constants: dict[str, NDArray] = {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in proto.graph.initializer
-    }
+    constants = _readable(proto.graph)
     while True:
         try:
             inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
@@ -96,6 +95,15 @@ def _fix_inputs(graph: onnx.GraphProto, sizes: Mapping[str, Shape]) -> None:
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):
                 dim.Clear()
+
+
+def _readable(graph: onnx.GraphProto) -> dict[str, NDArray]:
+    """The small constants; those of a broken file that hold no array are left out."""
+    found = {}
+    for tensor in graph.initializer:
+        with suppress(LookupError, TypeError, ValueError):
+            found[tensor.name] = numpy_helper.to_array(tensor)
+    return found
 
 
 def _collect(graph: onnx.GraphProto, constants: dict[str, NDArray]) -> Shapes:
@@ -134,7 +142,8 @@ def _value(
     if node.domain not in ("", "ai.onnx"):
         return None
     if node.op_type == "Shape":
-        return shape_value(node, shapes[node.input[0]]) if node.input[0] in shapes else None
+        shape = shapes.get(node.input[0]) if node.input else None
+        return None if shape is None else shape_value(node, shape)
     # A known, small result first: a hostile file may ask for a range of a billion.
     size = shapes.get(node.output[0])
     if size is None or np.prod(size, dtype=np.float64) > _FOLDED_ELEMENTS:

@@ -197,7 +197,7 @@ def _figures(grid: PositionGrid) -> GridFigures:
 
 def _units(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors of length one; a vector of zeros stays zero and is like no other."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=-1, keepdims=True)
     return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
 
 

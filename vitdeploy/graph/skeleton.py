@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import onnx
 import onnx.inliner
 from numpy.typing import NDArray
 from onnx import numpy_helper
+from onnx.checker import ValidationError
 
 from vitdeploy.errors import InputError
 
@@ -43,20 +45,31 @@ class Skeleton:
         tensor = self.weights[name]
         try:
             return numpy_helper.to_array(tensor, base_dir=str(self.folder))
-        except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        except (LookupError, OSError, TypeError, ValueError, ValidationError) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
-                f"the values of {name} cannot be read: {str(error).splitlines()[0]}",
+                f"the values of {name} cannot be read: {reason}",
                 hint="copy the graph together with its external data, into one folder",
             ) from error
 
 
 def skeleton_of(proto: onnx.ModelProto, folder: Path) -> Skeleton:
-    """Take the weights out of `proto`, which stays as it is."""
+    """Take the weights out of `proto`, which stays as it is.
+
+    Raises InputError for a broken file: names that are not text, constants
+    that hold less than their shape says.
+    """
+    try:
+        _require_text(proto)
+    except UnicodeDecodeError as error:
+        raise _not_text() from error
+    for tensor in proto.graph.initializer:
+        _require_whole(tensor)
     light = onnx.ModelProto(ir_version=proto.ir_version)
     light.opset_import.extend(proto.opset_import)
     light.functions.extend(proto.functions)
     graph = light.graph
-    graph.name = proto.graph.name or "graph"
+    graph.name = "skeleton"
     weights = {tensor.name: tensor for tensor in proto.graph.initializer}
     for value in proto.graph.input:
         if value.name not in weights:
@@ -77,6 +90,41 @@ def skeleton_of(proto: onnx.ModelProto, folder: Path) -> Skeleton:
     return Skeleton(light, weights, folder)
 
 
+def _require_text(proto: onnx.ModelProto) -> None:
+    """Protocol buffers refuse what is no UTF-8, or hand it over as bytes, by their build."""
+    graph = proto.graph
+    ports = (*graph.input, *graph.output, *graph.value_info)
+    names = [item.name for item in (*ports, *graph.node, *graph.initializer)]
+    names += [proto.producer_name, proto.producer_version]
+    names += [entry.domain for entry in proto.opset_import]
+    names += [dim.dim_param for port in ports for dim in port.type.tensor_type.shape.dim]
+    for node in graph.node:
+        names += [node.op_type, node.domain, *node.input, *node.output]
+    for tensor in graph.initializer:
+        names += [entry.value for entry in tensor.external_data]
+    if not all(isinstance(name, str) for name in names):
+        raise _not_text()
+
+
+def _not_text() -> InputError:
+    return InputError(
+        "the graph holds names that are not text", hint="copy the file again: it is damaged"
+    )
+
+
+def _require_whole(tensor: onnx.TensorProto) -> None:
+    """Inference would reserve whatever a shape claims; four values to a byte are the densest."""
+    claimed = math.prod(tensor.dims)
+    stored_elsewhere = tensor.data_location == onnx.TensorProto.EXTERNAL
+    if min(tensor.dims, default=0) < 0 or (
+        claimed > 4 * tensor.ByteSize() and not stored_elsewhere
+    ):
+        raise InputError(
+            f"constant {tensor.name} holds less than its shape {tuple(tensor.dims)} says",
+            hint="copy the file again: it is damaged",
+        )
+
+
 def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     """The tensor of a Constant node; None for other nodes and its list and scalar forms."""
     if node.op_type != "Constant" or node.domain not in ("", "ai.onnx"):
@@ -85,9 +133,7 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _add_constant(graph: onnx.GraphProto, tensor: onnx.TensorProto, name: str = "") -> None:
-    elements = 1
-    for side in tensor.dims:
-        elements *= side
+    elements = math.prod(tensor.dims)
     external = tensor.data_location == onnx.TensorProto.EXTERNAL
     if elements <= _KEPT_ELEMENTS and not external:
         kept = graph.initializer.add()

@@ -149,13 +149,12 @@ def input_sizes(
     """The inputs' shapes with one image of `resolution`, else of the graph's best one.
 
     An input that stays without a size (a foreign graph of unknown height) is
-    left out. Raises InputError where the graph does not take `resolution`.
+    left out.
     """
     sizes: dict[str, Shape] = {}
     names: dict[str, int] = {}
     if image is not None:
         shape = list(image.shape)
-        _require_taken(image, description, resolution)
         size = resolution or (None if description is None else description.resolution)
         for axis, side in zip(image.axes, size or (), strict=False):
             if isinstance(shape[axis], str):
@@ -199,11 +198,10 @@ def shapes_at(skeleton: Skeleton, sizes: dict[str, Shape]) -> Shapes:
     return concrete_shapes(skeleton, sizes)
 
 
-def _require_taken(
-    image: ImageInput, description: ModelDescription | None, resolution: Size | None
+def require_taken(
+    image: ImageInput, description: ModelDescription | None, resolution: Size
 ) -> None:
-    if resolution is None:
-        return
+    """Raise InputError where the graph does not take images of `resolution`."""
     asked = "x".join(map(str, resolution))
     fixed = [image.shape[axis] for axis in image.axes]
     for side, own in zip(resolution, fixed, strict=True):

@@ -56,7 +56,7 @@ def products(skeleton: Skeleton, known: Shapes) -> Iterator[Product]:
     Loop and Scan, come without a count."""
     graph = skeleton.proto.graph
     producers = {name: node for node in graph.node for name in node.output}
-    constant = constant_values(skeleton)
+    fixed = image_independent(skeleton)
     for node in graph.node:
         if _multiplies(node):
             first, second = (node.input[index] for index in _FACTORS[node.op_type])
@@ -65,7 +65,7 @@ def products(skeleton: Skeleton, known: Shapes) -> Iterator[Product]:
                 node.op_type,
                 _macs(node, known.shapes),
                 _computes(first, second, producers, known),
-                first not in constant and second not in constant,
+                first not in fixed and second not in fixed,
             )
         elif node.op_type in _OTHER_PRODUCTS or node.domain not in ("", "ai.onnx"):
             yield Product(node.name, full_name(node), None, "", False)
@@ -80,13 +80,13 @@ def full_name(node: onnx.NodeProto) -> str:
     return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}"
 
 
-def constant_values(skeleton: Skeleton) -> set[str]:
-    """Names of values that no input of the graph reaches."""
-    constant = {*skeleton.weights, *(t.name for t in skeleton.proto.graph.initializer), ""}
+def image_independent(skeleton: Skeleton) -> set[str]:
+    """Names of values that depend on the sizes of inputs at most, never on what is in them."""
+    found = {*skeleton.weights, *(t.name for t in skeleton.proto.graph.initializer), ""}
     for node in skeleton.proto.graph.node:
-        if constant.issuperset(node.input) and not any(bodies(node)):
-            constant.update(node.output)
-    return constant
+        if node.op_type == "Shape" or (found.issuperset(node.input) and not any(bodies(node))):
+            found.update(node.output)
+    return found
 
 
 def bodies(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -184,9 +184,11 @@ def _computes(first: str, second: str, producers: dict[str, onnx.NodeProto], kno
 def _stored(name: str, producers: dict[str, onnx.NodeProto], known: Shapes) -> tuple[str, bool]:
     """The type behind casts, moves and a DequantizeLinear, and whether there was one."""
     source = name
-    while (node := producers.get(source)) is not None and node.op_type in _MOVES:
+    node = producers.get(source)
+    while node is not None and node.op_type in _MOVES and node.input:
         source = node.input[0]
-    if node is not None and node.op_type == "DequantizeLinear":
+        node = producers.get(source)
+    if node is not None and node.op_type == "DequantizeLinear" and node.input:
         return type_name(known.types.get(node.input[0], 0)), True
     return type_name(known.types.get(name, 0)), False
 
