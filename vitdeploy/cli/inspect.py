@@ -147,6 +147,7 @@ def _show(path: Path, found: Inspection) -> None:
         _line("description", "none: this file was not written by vitdeploy")
     else:
         _show_description(found.description)
+    _line("digest", found.digest or "none: external data is not beside the file")
     _show_graph(found.graph)
     if found.positions is not None:
         _show_positions(found.positions)

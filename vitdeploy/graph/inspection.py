@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.artifacts.files import from_json
 from vitdeploy.artifacts.onnx_model import (
     METADATA_KEY,
     ModelDescription,
+    graph_digest,
     load_proto,
-    read_onnx_model,
 )
 from vitdeploy.artifacts.source import description_in
 from vitdeploy.errors import InputError
@@ -19,7 +20,7 @@ from vitdeploy.graph.positions import (
     positions_in_checkpoint,
 )
 from vitdeploy.graph.shapes import Shapes
-from vitdeploy.graph.similarity import PositionFigures, position_figures
+from vitdeploy.graph.similarity import PositionFigures
 from vitdeploy.graph.skeleton import Skeleton, skeleton_of
 from vitdeploy.graph.summary import (
     GraphSummary,
@@ -37,8 +38,12 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Inspection:
-    """All that is known of a graph file. `description` and `digest` are those of files that
-    vitdeploy wrote; `positions_problem` says why positions that are there are not shown."""
+    """All that is known of a graph file.
+
+    `description` is that of files that vitdeploy wrote. `digest` is empty
+    where external data is not beside the file. `positions_problem` says why
+    positions that are there are not shown.
+    """
 
     file: str
     graph: GraphSummary
@@ -93,9 +98,8 @@ def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
     description this version does not read, and a size the graph does not take.
     """
     proto = load_proto(path)
-    described = any(entry.key == METADATA_KEY for entry in proto.metadata_props)
-    model = read_onnx_model(path) if described else None
-    description = None if model is None else model.description
+    text = next((e.value for e in proto.metadata_props if e.key == METADATA_KEY), None)
+    description = None if text is None else from_json(text, ModelDescription, origin=str(path))
     skeleton = skeleton_of(proto, path.parent)
     image = image_input(skeleton, description)
     if resolution is not None and image is not None:
@@ -103,7 +107,12 @@ def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
     sizes = input_sizes(skeleton, image, description, resolution)
     known = shapes_at(skeleton, sizes)
     summary = summarize(path, proto, skeleton, known, image)
-    digest = "" if model is None else model.digest
+    # Without its weights beside it a graph has no digest, and can be looked at all the same.
+    whole = all(
+        file.size_bytes is not None and Path(file.location).name == file.location
+        for file in summary.external
+    )
+    digest = graph_digest(path, proto) if whole else ""
     return GraphFile(path, description, digest, skeleton, image, known, summary)
 
 
@@ -142,13 +151,3 @@ def inspection_of(
         positions=figures,
         positions_problem=positions_problem,
     )
-
-
-__all__ = [
-    "GraphFile",
-    "Inspection",
-    "compared_positions",
-    "inspection_of",
-    "position_figures",
-    "read_graph",
-]

@@ -20,6 +20,7 @@ from vitdeploy.graph.positions import PositionGrid
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 _MOST_TOKENS_DRAWN = 12
@@ -110,12 +111,26 @@ def draw(path: Path, after: PositionGrid, before: PositionGrid | None, *, title:
             f"{path} is no picture", hint=f"end its name in {', '.join(PICTURE_SUFFIXES)}"
         )
     try:
-        from matplotlib.figure import Figure
+        import matplotlib
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             "drawing positions needs matplotlib, which is not installed",
             hint="pip install 'vitdeploy[report]'",
         ) from error
+    # Names hold dollar signs and underscores, and an SVG's ids are random without a salt.
+    style: dict[Any, Any] = {
+        "svg.hashsalt": "vitdeploy",
+        "svg.fonttype": "none",
+        "text.parse_math": False,
+    }
+    with matplotlib.rc_context(style), atomic_path(path) as temporary:
+        figure = _figure(after, before, title)
+        figure.savefig(temporary, dpi=160, metadata=_undated(path))
+
+
+def _figure(after: PositionGrid, before: PositionGrid | None, title: str) -> Figure:
+    from matplotlib.figure import Figure
+
     grids = [grid for grid in (before, after) if grid is not None]
     shown = tuple(min(_MOST_TOKENS_DRAWN, *(grid.size[side] for grid in grids)) for side in (0, 1))
     figure = Figure(figsize=(5.4 * len(grids) + 0.9, 5.8), layout="constrained")
@@ -130,8 +145,7 @@ def draw(path: Path, after: PositionGrid, before: PositionGrid | None, *, title:
         panels[0].set_title(_words(grids[0]), fontsize=10)
     figure.suptitle(title, fontsize=11)
     figure.colorbar(drawn[-1], ax=list(panels), shrink=0.8, label="cosine similarity")
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=160, metadata=_undated(path))
+    return figure
 
 
 def mosaic(grid: PositionGrid, shown: tuple[int, int]) -> NDArray[np.float32]:
