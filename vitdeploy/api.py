@@ -25,15 +25,12 @@ from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
 from vitdeploy.benchmarks import evaluation
 from vitdeploy.benchmarks.accuracy import compare
+from vitdeploy.benchmarks.engines import common_input_shape, measure_engines
 from vitdeploy.benchmarks.evaluation import EvaluationResult
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.report.write import write_report
-from vitdeploy.benchmarks.throughput import (
-    BenchmarkResult,
-    TimingConfig,
-    measure_interleaved,
-)
+from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
 from vitdeploy.calibration import image_set
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
 from vitdeploy.environment import Environment
@@ -49,7 +46,7 @@ if TYPE_CHECKING:
     from vitdeploy.training.loop import EpochResult
     from vitdeploy.training.recipe import TrainingRecipe
 
-BuildPrecision = Literal["fp32", "fp16", "int8"]
+BuildPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 @contextmanager
@@ -121,11 +118,16 @@ def export(
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRequest:
-    """INT8 needs `calibration` images. `half` computes the rest in float16 (GPUs only)."""
+    """INT8 needs `calibration` images. `half` computes the rest in float16 (GPUs only).
+
+    Half precision is judged on `images`, else on the calibration images, else
+    on seeded noise; the file says which.
+    """
 
     precision: BuildPrecision = "fp32"
     half: bool = False
     calibration: ImageSet | None = None
+    images: ImageSet | None = None
     calibration_count: int = 512
     seed: int = 0
     quantization: QuantizationOptions | None = None
@@ -136,7 +138,8 @@ def with_precision(
 ) -> OnnxModel:
     """The graph at the precision asked for; a graph that has it already is returned as it is.
 
-    Raises InputError for INT8 without calibration images: none are made up.
+    Raises InputError for INT8 without calibration images (none are made up),
+    ExportError where half precision would lose the model's answers.
     """
     from vitdeploy.export.precision import to_half
 
@@ -150,9 +153,11 @@ def with_precision(
             request.calibration, count=request.calibration_count, seed=request.seed
         )
         model = quantize(model, chosen, folder, request.quantization, progress=progress)
-    half = request.half or request.precision == "fp16"
-    if half and not model.description.precision.endswith("fp16"):
-        model = to_half(model, folder)
+    half = "bf16" if request.precision == "bf16" else "fp16"
+    wanted = request.half or request.precision == half
+    if wanted and not model.description.precision.endswith(half):
+        images = request.images or request.calibration
+        model = to_half(model, folder, precision=half, images=images, progress=progress)
     return model
 
 
@@ -211,7 +216,10 @@ def baseline_from_source(
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> Baseline:
-    """Run the PyTorch model at `resolution`, and at its native one for comparison."""
+    """Run the PyTorch model at `resolution`, and at its native one for comparison.
+
+    What is compared is `source.output`; take the engine's.
+    """
     with needs_torch("evaluating the source"):
         from vitdeploy.backends.torch_ import TorchSession
     preprocessing = source.description.preprocessing
@@ -279,7 +287,12 @@ def evaluate(
         evaluation.require_disjoint(model.quantization.image_digests, images)
     session = load_engine(engine, threads=threads)
     logits = evaluation.logits_of(
-        session, images, model.source.preprocessing, model.resolution, progress=progress
+        session,
+        images,
+        model.source.preprocessing,
+        model.resolution,
+        as_bytes=model.input_format == "uint8-nhwc",
+        progress=progress,
     )
     labels = images.label_indices() if images.is_labelled else None
     comparison = compare(baseline.logits, logits, labels, max_drop_points=max_drop_points)
@@ -313,55 +326,16 @@ def benchmark(
     Without a source the first engine is what the others are compared with.
     Raises InputError where engines differ in resolution.
     """
-    if not engines:
-        raise InputError("there is no engine to benchmark", hint="run `vitdeploy build-engine`")
-    shapes = {engine.manifest.model.input_shape for engine in engines}
-    if len(shapes) > 1:
-        raise InputError(
-            f"the engines take different inputs: {sorted(shapes)}",
-            hint="benchmark engines of one resolution together",
-        )
-    shape = shapes.pop()
-    sessions: list[Session] = []
+    baseline = None
     if source is not None:
         with needs_torch("benchmarking the source"):
             from vitdeploy.backends.torch_ import TorchSession
-        sessions.append(TorchSession(source.at((shape[1], shape[2])), threads=threads))
-    sessions.extend(_distinctly_named(engines, threads))
-    generator = np.random.default_rng(0)
-    comparisons = []
-    for size in batch_sizes:
-        batch = generator.normal(size=(size, *shape)).astype(np.float32)
-        comparisons.append(measure_interleaved(sessions, batch, config=config, progress=progress))
-    return BenchmarkResult(
-        engine_digests=tuple(engine.manifest.engine_digest for engine in engines),
-        has_source=source is not None,
-        source_label=sessions[0].name,
-        comparisons=tuple(comparisons),
+        _, height, width = common_input_shape(engines)
+        baseline = TorchSession(source.at((height, width)), threads=threads)
+    loaded = [load_engine(engine, threads=threads) for engine in engines]
+    return measure_engines(
+        engines, loaded, baseline, batch_sizes=batch_sizes, config=config, progress=progress
     )
-
-
-@dataclass(frozen=True)
-class _Named:
-    """A session under a name no other session of the run has."""
-
-    name: str
-    session: Session
-
-    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self.session.run(batch)
-
-
-def _distinctly_named(engines: Sequence[Engine], threads: int | None) -> list[Session]:
-    """Loaded engines; those of one backend and precision are told apart by their digests."""
-    sessions = [load_engine(engine, threads=threads) for engine in engines]
-    names = [session.name for session in sessions]
-    return [
-        session
-        if names.count(session.name) == 1
-        else _Named(f"{session.name} {engine.manifest.engine_digest[:8]}", session)
-        for engine, session in zip(engines, sessions, strict=True)
-    ]
 
 
 def report(evidence: Evidence, folder: Path) -> tuple[Report, dict[str, Path]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy import environment
-from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
+from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import atomic_path, file_digest
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.base import (
     Availability,
     BuildOptions,
+    CpuBuild,
+    ImageInput,
     checked_batch,
+    image_input,
     require_cpu_graph,
     require_same_machine,
+    write_cpu_engine,
 )
 from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.progress import SILENT, Progress
 
 _PROVIDER = "CPUExecutionProvider"
@@ -30,7 +36,7 @@ _INSTALL = "pip install 'vitdeploy[cpu]'"
 
 
 class GraphSession:
-    """A session on a graph file. Call with (n, channels, height, width) float32.
+    """A session on a graph, a file or in memory. Call with (n, channels, height, width) float32.
 
     With `optimize` off, a Q/DQ graph is computed as it is written: that is its
     reference meaning, which the fused int8 kernels are compared with.
@@ -38,12 +44,12 @@ class GraphSession:
 
     def __init__(
         self,
-        model: Path | bytes,
+        model: Path | bytes | RunnableGraph,
         *,
         optimize: bool = True,
         threads: int | None = None,
         name: str = "ONNX Runtime",
-        input_shape: tuple[int, ...] | None = None,
+        takes: ImageInput | None = None,
         save_optimized_to: Path | None = None,
     ) -> None:
         runtime = _runtime()
@@ -59,16 +65,24 @@ class GraphSession:
             options.add_session_config_entry("session.x64quantprecision", "1")
         if save_optimized_to is not None:
             options.optimized_model_filepath = str(save_optimized_to)
-        source = model if isinstance(model, bytes) else str(model)
+        if isinstance(model, RunnableGraph):
+            # ONNX Runtime keeps no reference: the values must live as long as the session.
+            self._weights = [
+                runtime.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()
+            ]
+            options.add_external_initializers(list(model.weights), self._weights)
+            source: bytes | str = model.proto
+        else:
+            source = model if isinstance(model, bytes) else str(model)
         try:
             self._session = runtime.InferenceSession(source, options, providers=[_PROVIDER])
         except runtime_errors() as error:
-            where = "the graph" if isinstance(model, bytes) else model
+            where = model if isinstance(model, Path) else "the graph"
             raise EngineError(
                 f"ONNX Runtime cannot load {where}: {error}",
                 hint="export it again; if that does not help, report the text above",
             ) from error
-        self._shape = input_shape
+        self._takes = takes
         self.name = name
         self.output_names = [output.name for output in self._session.get_outputs()]
 
@@ -76,12 +90,15 @@ class GraphSession:
         """The first output, (n, classes) float32."""
         return self.run_all(batch)[0]
 
-    def run_all(self, batch: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-        """Every output of the graph, in the order of `output_names`."""
-        batch = checked_batch(batch, self._shape)
+    def run_all(
+        self, batch: NDArray[np.float32], others: Mapping[str, NDArray] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """Every output of the graph, in the order of `output_names`; `others` are its inputs
+        besides the batch."""
+        batch = checked_batch(batch, self._takes)
         entry = self._session.get_inputs()[0]
         try:
-            return self._session.run(None, {entry.name: batch})
+            return self._session.run(None, {entry.name: batch, **(others or {})})
         except runtime_errors() as error:
             raise EngineError(f"ONNX Runtime failed while running: {error}") from error
 
@@ -109,26 +126,14 @@ class OnnxRuntimeBackend:
         with atomic_path(output) as temporary:
             _optimize(model, options, temporary)
             digest = file_digest(temporary)
-        here = environment.describe()
-        manifest = EngineManifest(
+        built = CpuBuild(
             backend=self.name,
-            backend_version=_runtime().__version__,
-            model=model.description,
-            model_digest=model.digest,
-            engine_digest=digest,
-            targets=("cpu",),
-            device=here.cpu,
-            batch=options.batch,
-            build_seconds=time.perf_counter() - started,
-            settings={
-                "provider": _PROVIDER,
-                "cpu_features": list(here.cpu_features),
-                "graph_optimization": "all",
-            },
+            version=_runtime().__version__,
+            digest=digest,
+            seconds=time.perf_counter() - started,
+            settings={"provider": _PROVIDER, "graph_optimization": "all"},
         )
-        engine = Engine(output, manifest)
-        write_manifest(engine)
-        return engine
+        return write_cpu_engine(output, model, options, built)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> GraphSession:
         require_same_machine(engine, _runtime().__version__)
@@ -137,7 +142,7 @@ class OnnxRuntimeBackend:
             engine.path,
             threads=threads,
             name=f"ONNX Runtime {manifest.model.precision}",
-            input_shape=manifest.model.input_shape,
+            takes=image_input(manifest.model),
         )
 
 

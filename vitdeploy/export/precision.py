@@ -1,10 +1,16 @@
-"""Typed graphs from float32 ones."""
+"""Typed graphs from float32 ones, judged through the emulation before they are written."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitdeploy.artifacts.onnx_model import (
+    Forecast,
+    ModelDescription,
     OnnxModel,
     Precision,
     recipe_digest,
@@ -12,26 +18,93 @@ from vitdeploy.artifacts.onnx_model import (
     with_description,
 )
 from vitdeploy.errors import InputError
-from vitdeploy.export.passes.float16 import to_float16
+from vitdeploy.export import forecast
+from vitdeploy.export.half_search import HalfSearch
+from vitdeploy.export.samples import as_bytes, sample_inputs
 from vitdeploy.graph import files
+from vitdeploy.graph.half import HALF_TYPES, HalfName
+from vitdeploy.images import ImageSet
+from vitdeploy.progress import SILENT, Progress
 
-_HALF_OF: dict[Precision, Precision] = {"fp32": "fp16", "int8-fp32": "int8-fp16"}
+_HALF_WORDS: dict[Precision, str] = {"fp16": "float16", "int8-fp16": "float16", "bf16": "bfloat16"}
+
+_TYPED: dict[tuple[Precision, HalfName], Precision] = {
+    ("fp32", "fp16"): "fp16",
+    ("fp32", "bf16"): "bf16",
+    ("int8-fp32", "fp16"): "int8-fp16",
+}
 
 
-def to_half(model: OnnxModel, folder: Path) -> OnnxModel:
-    """Write the graph with float16 in place of float32: fp32 to fp16, int8-fp32 to int8-fp16.
+def to_half(
+    model: OnnxModel,
+    folder: Path,
+    *,
+    precision: HalfName = "fp16",
+    images: ImageSet | None = None,
+    progress: Progress = SILENT,
+) -> OnnxModel:
+    """Write the typed graph: fp32 to fp16 or bf16, int8-fp32 to int8-fp16.
 
-    Raises InputError where the rest of the graph is float16 already,
-    ExportError where a weight does not fit.
+    The graph is judged on `images` (eight of them; without any, on seeded
+    smooth noise): nodes whose values overflow, or whose rounding loses the
+    prediction, stay in float32, until the fused emulation answers as the
+    float32 graph does. Which and why stands in the file, with the forecast.
+    A forecast of the worst case that does not hold is only said.
+
+    Raises InputError where the graph is typed already or cannot be, ExportError
+    where half of it would have to stay in float32.
     """
-    precision = _HALF_OF.get(model.description.precision)
-    if precision is None:
-        raise InputError(
-            f"{model.path.name} computes in float16 already", hint="give the fp32 graph"
+    description = model.description
+    typed_precision = _typed_precision(model, precision)
+    inputs, real = _inputs(description, images)
+    with progress.task(f"judging {typed_precision}", 3) as task:
+        search = HalfSearch(
+            files.load(model),
+            HALF_TYPES[precision],
+            forecast.tolerance_of(typed_precision),
+            inputs,
+            classes=description.output in ("logits", "probabilities"),
         )
-    graph = to_float16(files.load(model))
-    description = with_description(
-        model, precision=precision, passes=(*model.description.passes, "to_float16")
+        task.advance()
+        typed = search.typed()
+        task.advance()
+        worst = search.compared(search.answers(typed.graph, "worst"))
+        task.advance()
+    if not search.holds(worst):
+        progress.note(
+            f"{typed_precision}, worst case (every operator rounds, products add up in half "
+            f"precision): {forecast.in_words(worst)}; compare the engine with the source"
+        )
+    kept = hashlib.sha256(repr(sorted(typed.kept)).encode()).hexdigest()[:8]
+    changed = with_description(
+        model,
+        precision=typed_precision,
+        passes=(*description.passes, f"to_half_types[{precision}, keep={kept}]"),
+        kept_float32=typed.kept,
+        forecast=Forecast(len(inputs), real, typed.fused, worst),
     )
-    path = folder / f"{stem_of(description, recipe_digest(description))}.onnx"
-    return files.save(graph, description, path)
+    path = folder / f"{stem_of(changed, recipe_digest(changed))}.onnx"
+    return files.save(typed.graph, changed, path)
+
+
+def _typed_precision(model: OnnxModel, half: HalfName) -> Precision:
+    found = model.description.precision
+    typed = _TYPED.get((found, half))
+    if typed is not None:
+        return typed
+    if found == "int8-fp32":
+        raise InputError(
+            f"INT8 with {half} is not supported", hint="take fp16 for the rest of an INT8 graph"
+        )
+    raise InputError(
+        f"{model.path.name} computes in {_HALF_WORDS[found]} already", hint="give the fp32 graph"
+    )
+
+
+def _inputs(
+    description: ModelDescription, images: ImageSet | None
+) -> tuple[NDArray[np.float32], bool]:
+    inputs, real = sample_inputs(description.source, description.resolution, images)
+    if description.input_format == "uint8-nhwc":
+        return as_bytes(inputs, description.source.preprocessing), real  # type: ignore[return-value]
+    return inputs, real
