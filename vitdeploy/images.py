@@ -168,9 +168,16 @@ def unreadable(images: ImageSet) -> list[int]:
 
 
 def batches(
-    images: ImageSet, preprocessing: Preprocessing, size: Size, batch_size: int
-) -> Iterator[NDArray[np.float32]]:
+    images: ImageSet,
+    preprocessing: Preprocessing,
+    size: Size,
+    batch_size: int,
+    *,
+    as_bytes: bool = False,
+) -> Iterator[NDArray]:
     """Preprocessed batches, (n, channels, height, width) float32; the last may be smaller.
+
+    `as_bytes` leaves the normalization to the graph: (n, height, width, channels) uint8.
 
     Images are decoded ahead of use by a few threads; at most four batches are
     held in memory.
@@ -178,11 +185,13 @@ def batches(
     Raises InputError naming the first image that cannot be read.
     """
 
-    def load(item: ImageItem) -> NDArray[np.float32]:
-        return preprocessing.apply(decode(item.path), size)
+    prepare = preprocessing.apply_bytes if as_bytes else preprocessing.apply
+
+    def load(item: ImageItem) -> NDArray:
+        return prepare(decode(item.path), size)
 
     with ThreadPoolExecutor(max_workers=2) as pool:
-        pending: deque[list[Future[NDArray[np.float32]]]] = deque()
+        pending: deque[list[Future[NDArray]]] = deque()
         starts = iter(range(0, len(images), batch_size))
         try:
             while True:

@@ -91,6 +91,18 @@ class Preprocessing:
         """
         return self.normalize(self.fit(image, size))
 
+    def apply_bytes(self, image: Image.Image, size: Size) -> NDArray[np.uint8]:
+        """One RGB image to (height, width, channels) bytes, for graphs that normalize."""
+        fitted = self.fit(image, size)
+        return np.asarray(fitted).reshape(fitted.height, fitted.width, -1)
+
+    def normalize_bytes(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """(n, height, width, channels) fitted bytes to (n, channels, height, width) float32."""
+        values = pixels.astype(np.float32) / np.float32(255)
+        values -= np.asarray(self.mean, dtype=np.float32)
+        values /= np.asarray(self.std, dtype=np.float32)
+        return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+
     def fit(self, image: Image.Image, size: Size) -> Image.Image:
         """Resize and crop (or pad) `image` to exactly `size`."""
         image = image.convert("L" if self.channels == 1 else "RGB")
@@ -101,11 +113,8 @@ class Preprocessing:
 
     def normalize(self, image: Image.Image) -> NDArray[np.float32]:
         """A fitted image to the model's input, (channels, height, width) float32."""
-        pixels = np.asarray(image, dtype=np.float32).reshape(image.height, image.width, -1)
-        pixels /= np.float32(255)
-        pixels -= np.asarray(self.mean, dtype=np.float32)
-        pixels /= np.asarray(self.std, dtype=np.float32)
-        return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+        pixels = np.asarray(image).reshape(1, image.height, image.width, -1)
+        return self.normalize_bytes(pixels)[0]
 
     def describe_at(self, size: Size) -> str:
         """What happens at `size`, in words: 'shorter side to 256, center crop 224x224, ...'."""

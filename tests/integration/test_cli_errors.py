@@ -252,7 +252,7 @@ ROWS = {
     "no TOML": Row(["export"], 2, "not valid TOML", "", toml="[model"),
     "output is a file": Row(
         ["build-engine", GRAPH, "--backend", "onnxruntime", "-o", "out"],
-        2, "cannot write", "--output", files={"out": b""},
+        2, "cannot write", "--out", files={"out": b""},
     ),
 }  # fmt: skip
 MAY_LEAVE = {"FP16 on a CPU": ".onnx"}

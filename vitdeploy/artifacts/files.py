@@ -76,6 +76,11 @@ def to_json(record: Any) -> str:
     return json.dumps(_converter.unstructure(record), indent=2, allow_nan=False) + "\n"
 
 
+def plain(record: Any) -> Any:
+    """A frozen record as dicts, lists and numbers, for JSON."""
+    return _converter.unstructure(record)
+
+
 def from_json(text: str, kind: type[Record], *, origin: str) -> Record:
     """Read a record back; `origin` names the file in errors.
 
@@ -149,9 +154,9 @@ def _as_output_error(error: OSError, destination: Path) -> OutputError:
     if error.errno in _FULL:
         return OutputError(
             f"no space left while writing {destination}",
-            hint="free some space or give another folder with --output",
+            hint="free some space or give another folder with --out",
         )
     return OutputError(
         f"cannot write {destination}: {error.strerror or error}",
-        hint="give a folder you may write to with --output",
+        hint="give a folder you may write to with --out",
     )

@@ -135,7 +135,9 @@ class OnnxModel:
 
     @property
     def size_bytes(self) -> int:
-        return self.path.stat().st_size
+        """The graph file, and the weights beside it where it has such."""
+        beside = external_data_path(self.path)
+        return self.path.stat().st_size + (beside.stat().st_size if beside.is_file() else 0)
 
 
 @dataclass(frozen=True)
@@ -148,8 +150,14 @@ class _Sidecar:
 
 
 def stem_of(description: ModelDescription, recipe_digest: str) -> str:
-    """'<model>_<H>x<W>_<precision>-<short digest>', the name all artifacts of a recipe share."""
-    height, width = description.resolution
+    """'<model>_<H>x<W>_<precision>-<short digest>', the name all artifacts of a recipe share.
+
+    A range of sizes is written '224-512x224-512'.
+    """
+    height, width = map(str, description.resolution)
+    sizes = description.resolution_range
+    if sizes is not None:
+        height, width = (f"{low}-{high}" for low, high in zip(sizes.low, sizes.high, strict=True))
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.source.name)
     return f"{name}_{height}x{width}_{description.precision}-{recipe_digest[:8]}"
 
@@ -191,7 +199,40 @@ def read_onnx_model(path: Path) -> OnnxModel:
             hint="export it with `vitdeploy export`, so that preprocessing and labels travel along",
         )
     description = from_json(metadata[METADATA_KEY], ModelDescription, origin=str(path))
-    return OnnxModel(path, file_digest(path), description)
+    return OnnxModel(path, graph_digest(path, proto), description)
+
+
+def external_data_path(graph: Path) -> Path:
+    """Where the weights of a graph too large for one file stand."""
+    return graph.with_name(f"{graph.name}.data")
+
+
+def graph_digest(path: Path, proto: Any = None) -> str:
+    """sha256 of the graph file, and of the weights beside it where it has such.
+
+    Raises InputError where the weights are named but missing.
+    """
+    proto = load_proto(path) if proto is None else proto
+    locations = sorted(
+        {
+            entry.value
+            for tensor in proto.graph.initializer
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )
+    if not locations:
+        return file_digest(path)
+    digests = [file_digest(path)]
+    for location in locations:
+        beside = path.parent / location
+        if Path(location).name != location or not beside.is_file():
+            raise InputError(
+                f"{path} keeps its weights in {location}, which is not beside it",
+                hint=f"copy {Path(location).name} into the same folder",
+            )
+        digests.append(file_digest(beside))
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def load_proto(path: Path) -> Any:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy import environment
-from vitdeploy.artifacts.engine import Engine
-from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
+from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.errors import EngineError, InputError
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import CPU, Target
@@ -37,15 +37,27 @@ class BuildOptions:
     workspace_bytes: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class CpuBuild:
+    """What a CPU runtime says of a file it compiled."""
+
+    backend: str
+    version: str
+    digest: str
+    seconds: float
+    settings: dict[str, Any]
+
+
 class Session(Protocol):
     """A loaded engine (or the source model itself)."""
 
     @property
     def name(self) -> str: ...
 
-    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray) -> NDArray[np.float32]:
         """(n, channels, height, width) float32 to (n, classes) float32 logits.
 
+        Of graphs that say so, (n, height, width, channels) uint8 to another output.
         Returns after the work is done. The result is the caller's own: no
         later run touches it. Raises InputError for another shape or type.
         """
@@ -81,18 +93,73 @@ class Backend(Protocol):
         ...
 
 
-def checked_batch(batch: NDArray[np.float32], shape: tuple[int, ...] | None) -> NDArray[np.float32]:
-    """`batch` as contiguous memory. Raises InputError unless it is (n, *shape) float32."""
-    wanted = (
-        "(n, channels, height, width)" if shape is None else f"(n, {', '.join(map(str, shape))})"
-    )
-    fits = batch.ndim == 4 and len(batch) > 0 and (shape is None or batch.shape[1:] == shape)
-    if not fits or batch.dtype != np.float32:
+@dataclass(frozen=True)
+class ImageInput:
+    """One image as a graph takes it: its shape, and the element type.
+
+    (channels, height, width) float32, or (height, width, channels) uint8; a
+    side of a dynamic graph is None.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: Literal["float32", "uint8"] = "float32"
+
+    def takes(self, batch: NDArray) -> bool:
+        fits = len(batch.shape) == len(self.shape) + 1 and all(
+            wanted in (None, size)
+            for size, wanted in zip(batch.shape[1:], self.shape, strict=False)
+        )
+        return fits and batch.dtype == self.dtype
+
+    def __str__(self) -> str:
+        sides = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"(n, {sides}) {self.dtype}"
+
+
+def image_input(model: ModelDescription) -> ImageInput:
+    """What a graph with this description takes."""
+    channels = model.source.in_chans
+    height, width = model.resolution if model.resolution_range is None else (None, None)
+    if model.input_format == "uint8-nhwc":
+        return ImageInput((height, width, channels), "uint8")
+    return ImageInput((channels, height, width))
+
+
+def checked_batch(batch: NDArray, takes: ImageInput | None) -> NDArray:
+    """`batch` as contiguous memory. Raises InputError unless it is of the form the graph takes.
+
+    Without a description (None) any non-empty batch of images will do: the runtime checks.
+    """
+    fits = batch.ndim == 4 if takes is None else takes.takes(batch)
+    if not fits or len(batch) == 0:
+        wanted = "(n, channels, height, width) float32" if takes is None else takes
         raise InputError(
-            f"the batch is {batch.shape} {batch.dtype}, the model takes {wanted} float32",
+            f"the batch is {batch.shape} {batch.dtype}, the model takes {wanted}",
             hint="prepare images with the model's own Preprocessing",
         )
     return np.ascontiguousarray(batch)
+
+
+def write_cpu_engine(
+    output: Path, model: OnnxModel, options: BuildOptions, built: CpuBuild
+) -> Engine:
+    """The manifest of an engine file that a CPU runtime has just written, beside it."""
+    here = environment.describe()
+    manifest = EngineManifest(
+        backend=built.backend,
+        backend_version=built.version,
+        model=model.description,
+        model_digest=model.digest,
+        engine_digest=built.digest,
+        targets=(CPU.name,),
+        device=here.cpu,
+        batch=options.batch,
+        build_seconds=built.seconds,
+        settings={"cpu_features": list(here.cpu_features), **built.settings},
+    )
+    engine = Engine(output, manifest)
+    write_manifest(engine)
+    return engine
 
 
 def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> None:

@@ -10,15 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy import environment
-from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
+from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import atomic_path, file_digest
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.base import (
     Availability,
     BuildOptions,
+    CpuBuild,
+    ImageInput,
     checked_batch,
+    image_input,
     require_cpu_graph,
     require_same_machine,
+    write_cpu_engine,
 )
 from vitdeploy.errors import EngineError, MissingDependencyError
 from vitdeploy.progress import SILENT, Progress
@@ -29,15 +33,15 @@ _INSTALL = "pip install 'vitdeploy[openvino]'"
 class OpenVinoSession:
     """A compiled model; one request at a time."""
 
-    def __init__(self, compiled: Any, name: str, input_shape: tuple[int, ...]) -> None:
+    def __init__(self, compiled: Any, name: str, takes: ImageInput) -> None:
         self._request = compiled.create_infer_request()
-        self._shape = input_shape
+        self._takes = takes
         self.name = name
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         try:
             answers = self._request.infer(
-                {0: checked_batch(batch, self._shape)}, share_outputs=False
+                {0: checked_batch(batch, self._takes)}, share_outputs=False
             )
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed while running: {error}") from error
@@ -78,22 +82,14 @@ class OpenVinoBackend:
         with atomic_path(output) as temporary:
             temporary.write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else bytes(blob))
             digest = file_digest(temporary)
-        here = environment.describe()
-        manifest = EngineManifest(
+        built = CpuBuild(
             backend=self.name,
-            backend_version=_version(),
-            model=model.description,
-            model_digest=model.digest,
-            engine_digest=digest,
-            targets=("cpu",),
-            device=here.cpu,
-            batch=options.batch,
-            build_seconds=time.perf_counter() - started,
-            settings={"cpu_features": list(here.cpu_features), **settings},
+            version=_version(),
+            digest=digest,
+            seconds=time.perf_counter() - started,
+            settings=settings,
         )
-        engine = Engine(output, manifest)
-        write_manifest(engine)
-        return engine
+        return write_cpu_engine(output, model, options, built)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> OpenVinoSession:
         runtime = _runtime()
@@ -109,7 +105,7 @@ class OpenVinoBackend:
             ) from error
         manifest = engine.manifest
         return OpenVinoSession(
-            compiled, f"OpenVINO {manifest.model.precision}", manifest.model.input_shape
+            compiled, f"OpenVINO {manifest.model.precision}", image_input(manifest.model)
         )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitdeploy.backends.base import checked_batch
+from vitdeploy.backends.base import ImageInput, checked_batch
 from vitdeploy.models.source import SourceModel
 
 
@@ -17,10 +17,10 @@ class TorchSession:
         if threads is not None:
             torch.set_num_threads(threads)
         self._source = source
-        self._shape = (source.description.in_chans, *source.resolution)
+        self._takes = ImageInput((source.description.in_chans, *source.resolution))
         self.name = "PyTorch eager fp32"
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        batch = checked_batch(batch, self._shape)
+        batch = checked_batch(batch, self._takes)
         # PyTorch warns of memory it may not write to.
         return self._source.logits(batch if batch.flags.writeable else batch.copy())

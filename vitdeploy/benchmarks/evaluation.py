@@ -54,12 +54,13 @@ def logits_of(
     preprocessing: Preprocessing,
     size: Size,
     *,
+    as_bytes: bool = False,
     progress: Progress = SILENT,
 ) -> NDArray[np.float32]:
-    """(images, classes) float32, in the set's order."""
+    """(images, classes) float32, in the set's order. `as_bytes`: the graph normalizes."""
     parts = []
     with progress.task(f"evaluating {session.name} at {size[0]}x{size[1]}", len(images)) as task:
-        for batch in batches(images, preprocessing, size, _BATCH):
+        for batch in batches(images, preprocessing, size, _BATCH, as_bytes=as_bytes):
             parts.append(session.run(batch))
             task.advance(len(batch))
     return np.concatenate(parts)

@@ -104,7 +104,13 @@ def _batches(
 ):  # type: ignore[no-untyped-def]
     preprocessing = description.source.preprocessing
     with progress.task(what, len(calibration)) as task:
-        for batch in batches(calibration.images, preprocessing, description.resolution, _BATCH):
+        for batch in batches(
+            calibration.images,
+            preprocessing,
+            description.resolution,
+            _BATCH,
+            as_bytes=description.input_format == "uint8-nhwc",
+        ):
             yield batch
             task.advance(len(batch))
 
@@ -123,7 +129,7 @@ def _session_with_outputs(model: ir.Model, tensors: Sequence[str], *, reduce: bo
     for index, name in enumerate(tensors):
         outputs += _magnitudes(graph, values[name], index) if reduce else [values[name]]
     graph.outputs[:] = outputs
-    return GraphSession(files.serialize(observed))
+    return GraphSession(files.runnable(observed))
 
 
 def _magnitudes(graph: ir.Graph, value: ir.Value, index: int) -> list[ir.Value]:

@@ -15,7 +15,8 @@ from vitdeploy.cli.options import PATH, Resolution, json_option
 @click.option("--res", type=Resolution(), help="Target resolution (default 192; native is 128).")
 @click.option(
     "-o",
-    "--output",
+    "--out",
+    "output",
     type=PATH,
     default="report",
     show_default=True,

@@ -32,6 +32,21 @@ class Resolution(click.ParamType):
         self.fail(f"{value!r} is not a resolution; write 384 or 384x512", param, ctx)
 
 
+class ResolutionSpan(click.ParamType):
+    """'224:512' or '224x224:384x512' (lowest:highest)."""
+
+    name = "LOW:HIGH"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        ends = str(value).split(":")
+        if len(ends) != 2:
+            self.fail(f"{value!r} is not a range of resolutions; write 224:512", param, ctx)
+        low, high = (Resolution().convert(end, param, ctx) for end in ends)
+        return low, high
+
+
 class BatchRange(click.ParamType):
     """'8', or 'min:opt:max' as in '1:8:64'."""
 
@@ -136,7 +151,11 @@ def workspace(say: Callable[[str], None]) -> Workspace:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = click.option(
-    "-o", "--output", type=PATH, help="Folder for results (default: the recipe's, 'artifacts')."
+    "-o",
+    "--out",
+    "output",
+    type=PATH,
+    help="Folder for results (default: the recipe's, 'artifacts').",
 )
 threads_option = click.option(
     "--threads", type=click.IntRange(min=1), help="CPU threads (default: all this process may use)."

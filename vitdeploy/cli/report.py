@@ -15,7 +15,8 @@ from vitdeploy.cli.options import PATH, json_option, workspace
 @click.argument("engines", type=PATH, nargs=-1)
 @click.option(
     "-o",
-    "--output",
+    "--out",
+    "output",
     type=PATH,
     default="report",
     show_default=True,

@@ -27,7 +27,9 @@ from vitdeploy.cli.options import (
 )
 @click.option("--eval", "eval_data", type=PATH, help="Evaluation images, the same classes.")
 @click.option("--idx", type=PATH, help="Folder of Fashion-MNIST's four idx files.")
-@click.option("-o", "--output", type=PATH, required=True, help="The checkpoint, .safetensors.")
+@click.option(
+    "-o", "--out", "output", type=PATH, required=True, help="The checkpoint, .safetensors."
+)
 @click.option("--name", help="What files and reports call the model (default: the output's name).")
 @click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True)
 @click.option(

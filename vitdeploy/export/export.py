@@ -2,40 +2,70 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import onnx_ir as ir
 import torch
 
 from vitdeploy import __version__
 from vitdeploy.artifacts.onnx_model import (
+    InputFormat,
     ModelDescription,
     OnnxModel,
+    Output,
+    ResolutionRange,
+    Verification,
     recipe_digest,
     stem_of,
 )
 from vitdeploy.errors import InputError
+from vitdeploy.export import samples
+from vitdeploy.export.dynamic.sizes import best_size, range_of
+from vitdeploy.export.dynamic.verify import verify_dynamic
 from vitdeploy.export.passes.module_names import name_nodes_by_module
-from vitdeploy.export.trace import DEFAULT_OPSET, INPUT_NAME, OUTPUT_NAME, trace
+from vitdeploy.export.passes.uint8_input import with_uint8_input
+from vitdeploy.export.precision import to_half
+from vitdeploy.export.trace import DEFAULT_OPSET, INPUT_NAME, trace, trace_dynamic
 from vitdeploy.export.verify import sample_images, verify
 from vitdeploy.graph import files
 from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
+from vitdeploy.preprocessing import Size
 from vitdeploy.progress import SILENT, Progress
+
+ExportPrecision = Literal["fp32", "fp16", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What to export. `resolution` None keeps the model's own."""
+    """What to export.
 
-    resolution: tuple[int, int] | None = None
+    `resolution` None keeps the model's own; `dynamic_resolution` (lowest,
+    highest) makes one graph for all sizes between. `output` None is what the
+    source's task asks for. `external_data` None stores the weights beside the
+    graph only where one file cannot hold them.
+    """
+
+    resolution: Size | None = None
+    dynamic_resolution: tuple[Size, Size] | None = None
+    precision: ExportPrecision = "fp32"
+    input_format: InputFormat = "float32-nchw"
+    output: Output | None = None
     opset: int = DEFAULT_OPSET
+    external_data: bool | None = None
 
     def __post_init__(self) -> None:
         if not 17 <= self.opset <= 23:
             raise InputError(
                 f"opset {self.opset} is not supported",
                 hint="use 17 to 23; 20 is the default, below it Gelu is written as Erf",
+            )
+        if self.resolution is not None and self.dynamic_resolution is not None:
+            raise InputError(
+                "one resolution and a range of them were asked for",
+                hint="give --res or --dynamic-res",
             )
 
 
@@ -47,32 +77,93 @@ def export(
     images: ImageSet | None = None,
     progress: Progress = SILENT,
 ) -> OnnxModel:
-    """Write '<model>_<H>x<W>_fp32-<digest>.onnx' into `folder`, proved equal to PyTorch.
+    """Write '<model>_<H>x<W>_<precision>-<digest>.onnx' into `folder`, proved equal to PyTorch.
 
-    Nothing is written unless the graph passes verification. Raises InputError
-    for an impossible resolution, ExportError where tracing or proof fails.
+    The float32 graph is written in any case: a half-precision one is made
+    from it, and judged against it. Nothing is written unless the graph passes
+    verification. Raises InputError for an impossible resolution, ExportError
+    where tracing or proof fails.
     """
-    sized = source.at(options.resolution or source.resolution)
+    if options.output is not None:
+        source = replace(source, output=options.output)
+    _require_answerable(source)
     with progress.task("exporting", 3) as task:
-        model = name_nodes_by_module(trace(sized, opset=options.opset))
+        sized, sizes = _sized(source, options)
+        model = name_nodes_by_module(_traced(sized, sizes, options.opset))
         task.advance()
-        inputs, real = sample_images(sized, images)
-        verification = verify(files.serialize(model), sized, inputs, real_images=real)
+        passes = ["name_nodes_by_module"]
+        as_bytes = options.input_format == "uint8-nhwc"
+        if as_bytes:
+            model = with_uint8_input(model, sized.description.preprocessing)
+            passes.append("with_uint8_input")
+        verification = _verified(model, sized, sizes, images, as_bytes=as_bytes)
         task.advance()
         description = ModelDescription(
-            source=source.description,
+            source=sized.description,
             resolution=sized.resolution,
-            positions=sized.positions,
-            output=sized.output,
             precision="fp32",
             opset=options.opset,
             input_name=INPUT_NAME,
-            output_name=OUTPUT_NAME,
-            passes=("name_nodes_by_module",),
+            output_name=sized.output,
+            passes=tuple(passes),
             verification=verification,
+            positions=sized.positions,
+            resolution_range=sizes,
+            input_format=options.input_format,
+            output=sized.output,
             producer=f"vitdeploy {__version__}, torch {torch.__version__}",
         )
         path = folder / f"{stem_of(description, recipe_digest(description))}.onnx"
-        saved = files.save(model, description, path)
+        saved = files.save(model, description, path, external_data=options.external_data)
         task.advance()
-    return saved
+    if options.precision == "fp32":
+        return saved
+    return to_half(saved, folder, precision=options.precision, images=images, progress=progress)
+
+
+def _require_answerable(source: SourceModel) -> None:
+    if source.output == "probabilities" and source.description.task not in (
+        "classify",
+        "multilabel",
+    ):
+        raise InputError(
+            f"{source.description.name} has no classes to give probabilities of",
+            hint="take --output logits, features or tokens",
+        )
+    if source.output == "logits" and source.description.task == "features":
+        raise InputError(
+            f"{source.description.name} was opened as a feature tower and has no logits",
+            hint="take --output features or tokens, or leave --task features out",
+        )
+
+
+def _sized(
+    source: SourceModel, options: ExportOptions
+) -> tuple[SourceModel, ResolutionRange | None]:
+    if options.dynamic_resolution is None:
+        return source.at(options.resolution or source.resolution), None
+    sizes = range_of(source, *options.dynamic_resolution)
+    return source.at(best_size(source, sizes)), sizes
+
+
+def _traced(source: SourceModel, sizes: ResolutionRange | None, opset: int) -> ir.Model:
+    if sizes is None:
+        return trace(source, opset=opset)
+    return trace_dynamic(source, sizes, opset=opset)
+
+
+def _verified(
+    model: ir.Model,
+    source: SourceModel,
+    sizes: ResolutionRange | None,
+    images: ImageSet | None,
+    *,
+    as_bytes: bool,
+) -> Verification:
+    graph = files.runnable(model)
+    if sizes is not None:
+        return verify_dynamic(graph, source, sizes, images, as_bytes=as_bytes)
+    inputs, real = sample_images(source, images)
+    if as_bytes:
+        inputs = samples.as_bytes(inputs, source.description.preprocessing)
+    return verify(graph, source, inputs, real_images=real)

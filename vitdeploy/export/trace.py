@@ -12,15 +12,19 @@ from torch import nn
 
 from vitdeploy.artifacts.onnx_model import ResolutionRange
 from vitdeploy.errors import ExportError
+from vitdeploy.export import translations
 from vitdeploy.export.dynamic.module import make_dynamic
+from vitdeploy.export.dynamic.padding import same_padding_of_whole_strides
 from vitdeploy.export.dynamic.sizes import traced_size
 from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Size
 
 INPUT_NAME = "input"
-OUTPUT_NAME = "logits"
 TRACED_BATCH = 2
 """Traced with two images: a batch of one would be taken for a constant."""
+
+_REFUSED_BY_RUNTIMES = {"Resize", "If", "Loop", "Scan"}
+"""Left by resampling or branching inside the model; TensorRT takes none of them there."""
 
 DEFAULT_OPSET = 20
 """The first with Gelu as one operator; TensorRT 10.3 is believed to stop here."""
@@ -55,10 +59,17 @@ def trace_dynamic(
     )
     dims = {0: torch.export.Dim("batch"), 2: sizes.step[0] * rows, 3: sizes.step[1] * columns}
     module = make_dynamic(source, sizes)
-    model = _exported(module, source, traced_size(source, sizes), dims, opset)
+    with same_padding_of_whole_strides():
+        model = _exported(module, source, traced_size(source, sizes), dims, opset)
     for axis, what in enumerate(("batch size", "", "height", "width")):
         if what:
             _require_dynamic(model, axis, what, "export one graph per size with --res")
+    left = sorted({node.op_type for node in model.graph} & _REFUSED_BY_RUNTIMES)
+    if left:
+        raise ExportError(
+            f"{source.description.name} resamples or branches by itself ({', '.join(left)})",
+            hint="export one graph per size with --res",
+        )
     channels = source.description.in_chans
     model.graph.inputs[0].shape = ir.Shape(("batch", channels, "height", "width"))
     return model
@@ -82,7 +93,8 @@ def _exported(
                 dynamo=True,
                 opset_version=opset,
                 input_names=[INPUT_NAME],
-                output_names=[OUTPUT_NAME],
+                output_names=[source.output],
+                custom_translation_table=translations.table(),
                 dynamic_shapes=(dims,),
                 verbose=False,
             )

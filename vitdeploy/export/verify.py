@@ -8,7 +8,9 @@ from numpy.typing import NDArray
 from vitdeploy.artifacts.onnx_model import Verification
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.errors import EngineError, ExportError, InputError
-from vitdeploy.images import ImageSet, batches
+from vitdeploy.export.samples import sample_inputs
+from vitdeploy.graph.files import RunnableGraph
+from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
 
 BATCH_SIZES = (1, 2, 5)
@@ -28,36 +30,35 @@ def sample_images(
 
     With images, eight spread over the set; without, seeded smooth noise.
     """
-    count = sum(BATCH_SIZES)
-    if images is not None:
-        chosen = np.linspace(0, len(images) - 1, count).round().astype(int)
-        picked = images.take(chosen.tolist())
-        preprocessing = source.description.preprocessing
-        return next(batches(picked, preprocessing, source.resolution, count)), True
-    generator = np.random.default_rng(seed)
-    height, width = source.resolution
-    channels = source.description.in_chans
-    coarse = generator.normal(size=(count, channels, 8, 8)).astype(np.float32)
-    rows = np.arange(height) * 8 // height
-    columns = np.arange(width) * 8 // width
-    smooth = coarse[:, :, rows][:, :, :, columns]
-    noise = generator.normal(size=smooth.shape).astype(np.float32)
-    return (smooth + 0.3 * noise).astype(np.float32), False
+    return sample_inputs(
+        source.description, source.resolution, images, count=sum(BATCH_SIZES), seed=seed
+    )
 
 
 def verify(
-    graph: bytes, source: SourceModel, inputs: NDArray[np.float32], *, real_images: bool
+    graph: bytes | RunnableGraph,
+    source: SourceModel,
+    inputs: NDArray,
+    *,
+    real_images: bool,
+    batch_sizes: tuple[int, ...] = BATCH_SIZES,
 ) -> Verification:
     """Run the graph at batch 1, 2 and 5 on ONNX Runtime against PyTorch.
+
+    `inputs` are as many images as `batch_sizes` add up to; bytes, (n, height,
+    width, channels) uint8, for a graph that normalizes by itself.
 
     Raises ExportError where logits differ by more than `TOLERANCE` deviations,
     where a value is not finite, where the graph does not load or does not take
     one of the batch sizes, or where PyTorch's logits hardly vary between images
     (then any graph would pass).
     """
-    expected = source.logits(inputs)
+    floats = inputs
+    if inputs.dtype == np.uint8:
+        floats = source.description.preprocessing.normalize_bytes(inputs)
+    expected = source.logits(floats)
     spread = logit_spread(expected)
-    answered = _answers(graph, inputs, expected.shape[1:])
+    answered = _answers(graph, inputs, expected.shape[1:], batch_sizes)
     if not np.isfinite(answered).all():
         raise ExportError(
             "the graph answers values that are not finite",
@@ -71,19 +72,22 @@ def verify(
             hint=_REPORT,
         )
     agreement = float((answered.argmax(-1) == expected.argmax(-1)).mean())
-    return Verification(len(inputs), BATCH_SIZES, error, agreement, real_images)
+    return Verification(len(inputs), batch_sizes, error, agreement, real_images)
 
 
 def _answers(
-    graph: bytes, inputs: NDArray[np.float32], shape: tuple[int, ...]
+    graph: bytes | RunnableGraph,
+    inputs: NDArray,
+    shape: tuple[int, ...],
+    batch_sizes: tuple[int, ...],
 ) -> NDArray[np.float32]:
-    """The graph's logits on all inputs, run in batches of `BATCH_SIZES`."""
+    """The graph's logits on all inputs, run in batches of `batch_sizes`."""
     try:
         session = GraphSession(graph)
     except EngineError as error:
         raise ExportError(f"the graph was traced wrongly: {error}", hint=_REPORT) from error
     parts, start = [], 0
-    for size in BATCH_SIZES:
+    for size in batch_sizes:
         try:
             answered = session.run(inputs[start : start + size])
         except (EngineError, InputError) as error:
@@ -102,7 +106,7 @@ def _answers(
 
 
 def logit_spread(logits: NDArray[np.float32]) -> float:
-    """Deviation of the logits between images. Raises ExportError where there is none."""
+    """Deviation of the outputs between images. Raises ExportError where there is none."""
     if not np.isfinite(logits).all():
         raise ExportError(
             "PyTorch itself answers values that are not finite", hint="check the weights"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-import onnx
+import numpy as np
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
+from numpy.typing import NDArray
 
-from vitdeploy.artifacts.files import atomic_path, file_digest, to_json
+from vitdeploy.artifacts.files import atomic_path, to_json
 from vitdeploy.artifacts.onnx_model import (
     METADATA_KEY,
     ModelDescription,
     OnnxModel,
+    external_data_path,
+    graph_digest,
     write_sidecar,
 )
 from vitdeploy.errors import ExportError
@@ -20,36 +26,125 @@ from vitdeploy.errors import ExportError
 LARGEST_FILE_BYTES = 2**31 - 1
 """Protocol buffers hold no more; a graph of this size needs its weights in a second file."""
 
+_LARGE_WEIGHT = 1024
+_NUMPY_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.UINT8)
+"""Types that ONNX Runtime takes from numpy; other weights stay in the proto."""
 
-def save(model: ir.Model, description: ModelDescription, path: Path) -> OnnxModel:
+
+@dataclass(frozen=True)
+class RunnableGraph:
+    """A graph that a runtime loads from memory, however large: large weights stand beside it."""
+
+    proto: bytes
+    weights: Mapping[str, NDArray]
+
+
+def save(
+    model: ir.Model,
+    description: ModelDescription,
+    path: Path,
+    *,
+    external_data: bool | None = None,
+) -> OnnxModel:
     """Write graph, description and sidecar, each whole or not at all.
 
-    Raises ExportError where the graph does not fit into one file.
+    Weights go into '<name>.onnx.data' beside the graph where one file cannot
+    hold them (None), always (True) or never (False). The two move together:
+    the graph names the second file without a folder.
+
+    Raises ExportError where the graph does not fit into one file and may not
+    have a second.
     """
     model.metadata_props[METADATA_KEY] = to_json(description)
-    with atomic_path(path) as temporary:
-        temporary.write_bytes(serialize(model))
-        digest = file_digest(temporary)
-    saved = OnnxModel(path, digest, description)
+    large = weights_bytes(model) > LARGEST_FILE_BYTES
+    if external_data or (large and external_data is None):
+        _save_with_external_data(model, path)
+    else:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(serialize(model))
+        with suppress(FileNotFoundError):
+            external_data_path(path).unlink()
+    saved = OnnxModel(path, graph_digest(path), description)
     write_sidecar(saved)
     return saved
 
 
+def _save_with_external_data(model: ir.Model, path: Path) -> None:
+    data = external_data_path(path)
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    with atomic_path(path) as temporary, atomic_path(data) as temporary_data:
+        try:
+            ir.external_data.unload_from_model(model, path.parent, temporary_data.name)
+            for value in model.graph.initializers.values():
+                if isinstance(value.const_value, ir.ExternalTensor):
+                    value.const_value = _at(value.const_value, data.name)
+            temporary.write_bytes(ir.to_proto(model).SerializeToString())
+        finally:
+            for name, tensor in tensors.items():
+                model.graph.initializers[name].const_value = tensor
+
+
 def load(model: OnnxModel) -> ir.Model:
-    """The graph as onnx_ir holds it, weights in memory, so that the file may be replaced."""
-    return ir.from_proto(onnx.load(str(model.path)))
+    """The graph as onnx_ir holds it, weights in memory, so that the files may be replaced."""
+    graph = ir.load(model.path)
+    for value in graph.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            value.const_value = ir.Tensor(
+                np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name
+            )
+    return graph
+
+
+def weights_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers."""
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def serialize(model: ir.Model) -> bytes:
-    """The graph as bytes, for a runtime. Raises ExportError above `LARGEST_FILE_BYTES`."""
-    tensors = [value.const_value for value in model.graph.initializers.values()]
-    weights = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+    """The graph as one file's bytes. Raises ExportError above `LARGEST_FILE_BYTES`."""
+    weights = weights_bytes(model)
     if weights > LARGEST_FILE_BYTES:
         raise _too_large(weights)
     try:
         return ir.to_proto(model).SerializeToString()
     except EncodeError as error:
         raise _too_large(weights) from error
+
+
+def runnable(model: ir.Model) -> RunnableGraph:
+    """The graph for a runtime in this process; large weights are shared, not copied."""
+    weights: dict[str, NDArray] = {}
+    held = {name: value.const_value for name, value in model.graph.initializers.items()}
+    try:
+        for name, tensor in held.items():
+            if tensor is None or tensor.nbytes < _LARGE_WEIGHT or tensor.dtype not in _NUMPY_TYPES:
+                continue
+            weights[name] = np.ascontiguousarray(tensor.numpy())
+            model.graph.initializers[name].const_value = ir.ExternalTensor(
+                "beside",
+                0,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(weights[name].shape),
+                name=name,
+            )
+        return RunnableGraph(ir.to_proto(model).SerializeToString(), weights)
+    finally:
+        for name, tensor in held.items():
+            model.graph.initializers[name].const_value = tensor
+
+
+def _at(tensor: ir.ExternalTensor, location: str) -> ir.ExternalTensor:
+    return ir.ExternalTensor(
+        location,
+        tensor.offset,
+        tensor.length,
+        tensor.dtype,
+        shape=tensor.shape,
+        name=tensor.name or "",
+    )
 
 
 def unused_initializers_removed(model: ir.Model) -> ir.Model:
@@ -67,5 +162,5 @@ def _too_large(weights_bytes: int) -> ExportError:
     return ExportError(
         f"the graph holds {weights_bytes / 1e9:.1f} GB of weights, "
         "and an ONNX file holds at most 2.1 GB",
-        hint="take a smaller model; weights in a second file are not supported yet",
+        hint="store the weights beside the graph: --external-data",
     )

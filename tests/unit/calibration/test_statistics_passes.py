@@ -149,7 +149,7 @@ def test_memory_does_not_grow_with_the_images(
             most = max(most, len(alive))
             return [answer]
 
-    def many(*_: Any) -> Iterator[NDArray[np.float32]]:
+    def many(*_: Any, **_options: Any) -> Iterator[NDArray[np.float32]]:
         for _number in range(50):
             yield np.zeros((8, 3, *model.description.resolution), np.float32)
 

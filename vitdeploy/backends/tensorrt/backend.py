@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vitdeploy import environment
@@ -126,6 +127,11 @@ def _request(
     destination: Path,
 ) -> BuildRequest:
     description = model.description
+    sizes = description.resolution_range
+    low, high = (
+        replace(description, resolution=end).input_shape
+        for end in ((sizes.low, sizes.high) if sizes is not None else (description.resolution,) * 2)
+    )
     capabilities = (target.compute_capability for target in targets)
     return BuildRequest(
         flavour=flavour.name,
@@ -134,6 +140,8 @@ def _request(
         input_name=description.input_name,
         output_name=description.output_name,
         image_shape=description.input_shape,
+        smallest_image=low,
+        largest_image=high,
         batch=options.batch,
         compute_capabilities=tuple(number for number in capabilities if number is not None),
         workspace_bytes=options.workspace_bytes,

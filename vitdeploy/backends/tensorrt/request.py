@@ -16,8 +16,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """One build. Paths are absolute; `image_shape` is (channels, height, width).
+    """One build. Paths are absolute; shapes of images are (channels, height, width).
 
+    The engine takes images from `smallest_image` to `largest_image` and is
+    tuned for `image_shape`; the three are the same for a graph of one size.
     `compute_capabilities` are the numbers to build for (86 for sm86); empty
     means the GPU of this machine. `batch` is (smallest, optimal, largest).
     """
@@ -28,6 +30,8 @@ class BuildRequest:
     input_name: str
     output_name: str
     image_shape: tuple[int, int, int]
+    smallest_image: tuple[int, int, int]
+    largest_image: tuple[int, int, int]
     batch: tuple[int, int, int]
     compute_capabilities: tuple[int, ...]
     workspace_bytes: int | None
@@ -39,6 +43,7 @@ class BuildRequest:
 
 def read_request(path: Path) -> BuildRequest:
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name in ("image_shape", "batch", "compute_capabilities"):
-        fields[name] = tuple(fields[name])
+    for name, value in fields.items():
+        if isinstance(value, list):
+            fields[name] = tuple(value)
     return BuildRequest(**fields)

@@ -13,13 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
-from vitdeploy.backends.base import checked_batch
+from vitdeploy.backends.base import checked_batch, image_input
 from vitdeploy.backends.tensorrt.device import check, compute_capability, cuda_runtime
 from vitdeploy.backends.tensorrt.flavour import Flavour, import_vendor
 from vitdeploy.backends.tensorrt.messages import Context, as_error, first_cause
 from vitdeploy.errors import EngineError, InputError
-
-_FLOAT32_BYTES = 4
 
 
 class TensorRTSession:
@@ -41,7 +39,7 @@ class TensorRTSession:
             )
         self.name = f"{flavour.label} {manifest.model.precision}"
         self._input, self._output = manifest.model.input_name, manifest.model.output_name
-        self._shape = manifest.model.input_shape
+        self._takes = image_input(manifest.model)
         self._cudart = cuda_runtime()
         self._buffers: list[Any] = []
         self._stream: Any = None
@@ -63,7 +61,7 @@ class TensorRTSession:
 
         Raises InputError for another shape or a batch outside the engine's range.
         """
-        batch = checked_batch(batch, self._shape)
+        batch = checked_batch(batch, self._takes)
         if not self._smallest <= len(batch) <= self._largest:
             raise InputError(
                 f"a batch of {len(batch)} is outside the engine's {self._smallest} to "
@@ -107,14 +105,16 @@ class TensorRTSession:
             runtime.deserialize_cuda_engine(artifact.path.read_bytes())
         )
         context = self._context = self._expect(engine.create_execution_context())
-        for name in (self._input, self._output):
-            if engine.get_tensor_dtype(name) != trt.float32:
-                raise EngineError(f"{name} is not float32", hint="export the model again")
+        expected = {self._input: self._takes.dtype, self._output: "float32"}
+        for name, dtype in expected.items():
+            if engine.get_tensor_dtype(name) != getattr(trt, dtype):
+                raise EngineError(f"{name} is not {dtype}", hint="export the model again")
         low, _, high = engine.get_tensor_profile_shape(self._input, 0)
         self._smallest, self._largest = low[0], high[0]
         self._expect(context.set_input_shape(self._input, tuple(high)))
         for name in (self._input, self._output):
-            size = math.prod(context.get_tensor_shape(name)) * _FLOAT32_BYTES
+            bytes_each = np.dtype(expected[name]).itemsize
+            size = math.prod(context.get_tensor_shape(name)) * bytes_each
             pointer = check(cudart, cudart.cudaMalloc(size), f"allocating {size} bytes")
             self._buffers.append(pointer)
             self._expect(context.set_tensor_address(name, int(pointer)))

@@ -195,13 +195,21 @@ def _require_tensors(trt: Any, network: Any, request: BuildRequest) -> None:
                 f"the {what} {name!r} of {graph} is {tensors[0].dtype.name}, not float32",
                 hint="export the model again: inputs and outputs stay float32 at any precision",
             )
-    shape = tuple(inputs[0].shape)
+    _require_shape(graph, tuple(inputs[0].shape), request)
+
+
+def _require_shape(graph: str, shape: tuple[int, ...], request: BuildRequest) -> None:
+    """One size must be fixed in the graph, a range of sizes must be open in it."""
+    ends = zip(request.smallest_image, request.image_shape, request.largest_image, strict=True)
     if len(shape) != 4 or any(
-        size not in (-1, wanted)
-        for size, wanted in zip(shape[1:], request.image_shape, strict=True)
+        size not in ((-1,) if least != most else (-1, wanted))
+        for size, (least, wanted, most) in zip(shape[1:], ends, strict=True)
     ):
+        wanted = f"(n, {request.image_shape})"
+        if request.smallest_image != request.largest_image:
+            wanted = f"(n, {request.smallest_image} to {request.largest_image})"
         raise EngineError(
-            f"{graph} takes {shape}, its description says (n, {request.image_shape})",
+            f"{graph} takes {shape}, its description says {wanted}",
             hint="export the model again",
         )
 
@@ -216,8 +224,12 @@ def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest)
             hint=f"build with a batch of {fixed}:{fixed}:{fixed}, or export a dynamic batch",
         )
     profile = builder.create_optimization_profile()
-    shapes = [(size, *request.image_shape) for size in (smallest, optimal, largest)]
-    profile.set_shape(tensor.name, *shapes)
+    profile.set_shape(
+        tensor.name,
+        (smallest, *request.smallest_image),
+        (optimal, *request.image_shape),
+        (largest, *request.largest_image),
+    )
     if config.add_optimization_profile(profile) < 0:
         raise RefusedError("the optimization profile is invalid")
 

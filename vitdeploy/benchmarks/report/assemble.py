@@ -76,7 +76,9 @@ def _rows(evidence: Evidence) -> list[ReportRow]:
     names = [row_name(engine) for engine in evidence.engines]
     rows = [_row(engine, evidence) for engine in evidence.engines]
     return [
-        row if names.count(row.name) == 1 else replace(row, name=f"{row.name} {row.engine_digest[:8]}")
+        row
+        if names.count(row.name) == 1
+        else replace(row, name=f"{row.name} {row.engine_digest[:8]}")
         for row in rows
     ]
 

@@ -1,0 +1,85 @@
+"""Timing engines of one model side by side, each fed what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.artifacts.engine import Engine
+from vitdeploy.backends.base import Session, image_input
+from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig, measure_interleaved
+from vitdeploy.errors import InputError
+from vitdeploy.progress import SILENT, Progress
+
+
+def common_input_shape(engines: Sequence[Engine]) -> tuple[int, int, int]:
+    """(channels, height, width) that all engines take. InputError where there is no such."""
+    if not engines:
+        raise InputError("there is no engine to benchmark", hint="run `vitdeploy build-engine`")
+    shapes = {engine.manifest.model.input_shape for engine in engines}
+    if len(shapes) > 1:
+        raise InputError(
+            f"the engines take images of different sizes: {sorted(shapes)}",
+            hint="benchmark engines of one resolution together",
+        )
+    return shapes.pop()
+
+
+def measure_engines(
+    engines: Sequence[Engine],
+    sessions: Sequence[Session],
+    baseline: Session | None,
+    *,
+    batch_sizes: Sequence[int],
+    config: TimingConfig | None = None,
+    progress: Progress = SILENT,
+) -> BenchmarkResult:
+    """Time loaded `engines` on the same seeded noise, one comparison per batch size.
+
+    Engines that normalize in the graph get the bytes that the others, and the
+    baseline, get normalized. Raises InputError where sizes differ, and what
+    `measure_interleaved` raises.
+    """
+    channels, height, width = common_input_shape(engines)
+    preprocessing = engines[0].manifest.model.source.preprocessing
+    generator = np.random.default_rng(0)
+    names = _distinct_names(engines, sessions)
+    comparisons = []
+    for size in batch_sizes:
+        pixels = generator.integers(0, 256, (size, height, width, channels), dtype=np.uint8)
+        floats = preprocessing.normalize_bytes(pixels)
+        fed: list[Session] = [] if baseline is None else [baseline]
+        for engine, session, name in zip(engines, sessions, names, strict=True):
+            takes = image_input(engine.manifest.model)
+            fed.append(_Fed(name, session, pixels if takes.dtype == "uint8" else floats))
+        comparisons.append(measure_interleaved(fed, floats, config=config, progress=progress))
+    return BenchmarkResult(
+        engine_digests=tuple(engine.manifest.engine_digest for engine in engines),
+        has_source=baseline is not None,
+        source_label=names[0] if baseline is None else baseline.name,
+        comparisons=tuple(comparisons),
+    )
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """A session under a name of its own, with the batch in the form it takes."""
+
+    name: str
+    session: Session
+    own: NDArray
+
+    def run(self, batch: NDArray) -> NDArray[np.float32]:
+        return self.session.run(self.own)
+
+
+def _distinct_names(engines: Sequence[Engine], sessions: Sequence[Session]) -> list[str]:
+    """Names of sessions; those of one backend and precision are told apart by digests."""
+    names = [session.name for session in sessions]
+    return [
+        name if names.count(name) == 1 else f"{name} {engine.manifest.engine_digest[:8]}"
+        for engine, name in zip(engines, names, strict=True)
+    ]

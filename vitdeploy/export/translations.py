@@ -1,0 +1,58 @@
+"""PyTorch operators written in ONNX as TensorRT takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from onnxscript import opset18
+
+op: Any = opset18  # its stubs know no attributes of constants
+
+
+def table() -> dict[Any, Callable[..., Any]]:
+    """Operators whose usual translation some runtime lacks, and ours."""
+    return {torch.ops.aten.col2im.default: fold}
+
+
+def fold(
+    columns: Any,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
+    """Col2Im (torch's fold; VOLO) as a transposed convolution with one-hot kernels.
+
+    (n, channels * kh * kw, positions) to (n, channels, *output_size): each tap
+    of a column is added where the kernel had taken it from. TensorRT has no
+    Col2Im; the transposed convolution is the same sum.
+    """
+    taps = kernel_size[0] * kernel_size[1]
+    channels = int(columns.shape[1]) // taps
+    grid, missing = [], []
+    for size, kernel, dilated, pad, step in zip(
+        output_size, kernel_size, dilation, padding, stride, strict=True
+    ):
+        reach = dilated * (kernel - 1) + 1
+        count = (size + 2 * pad - reach) // step + 1
+        grid.append(count)
+        missing.append(size - ((count - 1) * step - 2 * pad + reach))
+    one_hot = np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel_size)
+    kernels = np.tile(one_hot, (channels, 1, 1, 1))
+    shape = np.array([0, channels * taps, *grid], dtype=np.int64)
+    image = op.Reshape(columns, op.Constant(value=ir.tensor(shape)))
+    return op.ConvTranspose(
+        image,
+        op.Constant(value=ir.tensor(kernels)),
+        group=channels,
+        dilations=list(dilation),
+        kernel_shape=list(kernel_size),
+        output_padding=missing,
+        pads=[*padding, *padding],
+        strides=list(stride),
+    )
