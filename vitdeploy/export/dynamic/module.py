@@ -63,7 +63,7 @@ def make_dynamic(source: SourceModel, sizes: ResolutionRange) -> nn.Module:
     Raises ExportError, naming it, where anything else depends on the size:
     windows, relative tables, or positions resampled in another way.
     """
-    native = source.native or source
+    native = source.at((source.native or source).resolution)
     probe_size = traced_size(source, sizes)
     probe = native.at(probe_size)
     grids = (_grid(native.resolution, sizes.step), _grid(probe_size, sizes.step))
@@ -120,7 +120,8 @@ def _rotary_tables(
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    return dict(chain(module.named_parameters(), module.named_buffers()))
+    named = chain(module.named_parameters(), module.named_buffers())
+    return {name: tensor.detach() for name, tensor in named}
 
 
 def _different(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> list[str]:

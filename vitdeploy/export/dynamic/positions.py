@@ -73,7 +73,26 @@ class RotaryTables(nn.Module):
             self.rope._use_cached_embed = False
 
     def forward(self, rows: Count, columns: Count) -> torch.Tensor:
-        return self.rope.get_embed(shape=(rows, columns))
+        if not hasattr(self.rope, "_get_pos_embed_from_coords"):
+            return self.rope.get_embed(shape=(rows, columns))
+        # DINOv3: timm divides the coordinates by float(rows), which tracing takes for a constant.
+        sine_cosine = self.rope._get_pos_embed_from_coords(self._coordinates(rows, columns))
+        return torch.cat(sine_cosine, -1)
+
+    def _coordinates(self, rows: Count, columns: Count) -> torch.Tensor:
+        """(rows * columns, 2): centres of patches, -1 to 1 across the image."""
+        counts = torch.stack(
+            [torch.scalar_tensor(count, dtype=torch.float32) for count in (rows, columns)]
+        )
+        denominators = {"separate": counts, "max": counts.max(), "min": counts.min()}
+        across = denominators[self.rope.normalize_coords].expand(2)
+        offset = 0.5 + self.rope.grid_offset
+        y = 2 * (torch.arange(rows).float() + offset) / across[0] - 1
+        x = 2 * (torch.arange(columns).float() + offset) / across[1] - 1
+        grid = [y.unsqueeze(1).expand(rows, columns), x.expand(rows, columns)]
+        if self.rope.grid_indexing == "xy":
+            grid.reverse()
+        return torch.stack(grid, -1).reshape(rows * columns, 2)
 
 
 class HeldTable(nn.Module):
