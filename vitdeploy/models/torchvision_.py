@@ -149,8 +149,8 @@ def size_step(module: nn.Module) -> Size | None:
 def at_resolution(module: nn.Module, description: SourceDescription, size: Size) -> Resized:
     """ViT: positions resampled as `interpolate_embeddings` does, aligned corners.
 
-    MaxViT is created again for `size`, of which its windows must divide every
-    stage; Swin and convolutional models have nothing that depends on the size.
+    MaxViT is created again for `size`, a square of which its windows must
+    divide every stage; Swin and convolutional models have nothing that depends on the size.
     """
     native = native_resolution(module)
     how = "none depend on the resolution"
@@ -185,7 +185,7 @@ def _stuck(architecture: str, native: Size, size: Size, error: Exception) -> Exp
     own = "x".join(map(str, native))
     return ExportError(
         f"torchvision's {architecture} cannot run at {size[0]}x{size[1]}: {first_line(error)}",
-        hint=f"try multiples of its own {own}, or timm's counterpart, whose windows adapt",
+        hint=f"try square multiples of its own {own}, or timm's counterpart, whose windows adapt",
     )
 
 
