@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from typing import Any
 
 import timm
@@ -49,6 +50,14 @@ def at_resolution(module: nn.Module, description: SourceDescription, size: Size)
     3. The architecture takes no size: its weights serve every size.
     """
     native = description.native_resolution
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # timm's own resampling raises some
+        return _at_resolution(module, description, native, size)
+
+
+def _at_resolution(
+    module: nn.Module, description: SourceDescription, native: Size, size: Size
+) -> Resized:
     try:
         if callable(getattr(module, "set_input_size", None)):
             resized = _set_input_size(module, size)
@@ -84,12 +93,12 @@ def _set_input_size(module: nn.Module, size: Size) -> Resized:
 
 
 def _trained_window(module: nn.Module) -> Size | None:
-    """Swin's window in the first stage: kept, so that its tables of biases stay as trained.
+    """Swin's window in the first stage: kept, so that biases are those of trained offsets.
 
     That is what creating a Swin at another size does in timm, torchvision and
-    transformers; `set_input_size` alone would grow the window and resample them.
+    transformers; `set_input_size` alone would grow the window with the image.
     """
-    if type(module).__name__ != "SwinTransformer":
+    if type(module).__name__ not in ("SwinTransformer", "SwinTransformerV2"):
         return None
     height, width = module.layers[0].blocks[0].window_size  # type: ignore[index,union-attr]
     return (int(height), int(width))

@@ -1,0 +1,123 @@
+"""Cells to a page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tools.export_table.rows import ROWS, Row
+
+Cell = dict[str, Any]
+
+MOST_ERROR = 1e-4
+LEAST_COSINE = 0.999
+LEAST_AGREEMENT = 0.99
+LEAST_WRONG = 1e-2
+"""A wrong resampling must be off by a hundred times what is allowed."""
+
+_SIZES = ("native", "other", "oblong")
+
+_HEAD = """# Families, sources and sizes
+
+Each cell was exported, run and built by `python -m tools.export_table run`; its figures stand in
+`docs/export-table/`, one file a cell, with the versions they were taken with. Weights are random
+(no hub was in reach), positions and tables of biases scaled to unit deviation so that a wrong
+resampling is seen, and always start from a state dict of the native size.
+
+- **fp32**: the largest difference between ONNX Runtime and PyTorch on 32 images, in deviations of
+  the answers (at most 1e-4 is green).
+- **fp16**: the typed graph under the fused emulation against PyTorch: smallest cosine and top-1
+  agreement on 32 images (at least 0.999 and 99 %); nodes kept in float32 in brackets.
+- **RTX**: TensorRT-RTX built both graphs for SM86, SM89 and SM120 (no GPU needed).
+- **wrong**: the smallest error a wrong resampling (nearest, aligned corners, transposed grid) would
+  have made, in deviations; it must be far above 1e-4. Empty where nothing is resampled.
+
+"""
+
+
+def rendered(cells: list[Cell]) -> str:
+    """The page. Cells of rows that no longer exist are left out."""
+    by_place = {(c["family"], c["model"], c["size"], c["precision"]): c for c in cells}
+    lines = [_HEAD, _header()]
+    bad: list[str] = []
+    for row in ROWS:
+        lines.append(_line(row, by_place, bad))
+    lines += ["", *_definitions(by_place)]
+    if bad:
+        lines += ["", "## Not green", "", *(f"- {entry}" for entry in bad)]
+    return "\n".join(lines) + "\n"
+
+
+def _header() -> str:
+    titles = ["family", "model"]
+    titles += [f"{size} fp32" for size in _SIZES] + [f"{size} fp16" for size in _SIZES]
+    titles += ["RTX", "wrong"]
+    return f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
+
+
+def _line(row: Row, cells: dict[tuple[str, str, str, str], Cell], bad: list[str]) -> str:
+    parts = [row.family, f"`{row.model}`"]
+    found = []
+    for precision in ("fp32", "fp16"):
+        for size in _SIZES:
+            cell = cells.get((row.family, row.model, size, precision))
+            parts.append("not run" if cell is None else _figure(cell, bad))
+            if cell is not None and "error" not in cell:
+                found.append(cell)
+    parts += [_builds(found, bad), _wrong(found, bad)]
+    return f"| {' | '.join(parts)} |"
+
+
+def _name(cell: Cell) -> str:
+    size = "x".join(map(str, cell.get("resolution", [cell["size"]])))
+    return f"{cell['family']} `{cell['model']}` {size} {cell['precision']}"
+
+
+def _figure(cell: Cell, bad: list[str]) -> str:
+    if "error" in cell:
+        bad.append(f"{_name(cell)}: {cell['error']}")
+        return "refused"
+    held = f" ({', '.join(cell['operators'])})" if cell["operators"] else ""
+    if held:
+        bad.append(f"{_name(cell)}: the graph holds {held.strip()}")
+    if cell["precision"] == "fp32":
+        if not cell["max_error"] <= MOST_ERROR:
+            bad.append(f"{_name(cell)}: differs by {cell['max_error']:.1e}")
+        return f"{cell['max_error']:.0e}{held}"
+    if not (cell["cosine"] >= LEAST_COSINE and cell["agreement"] >= LEAST_AGREEMENT):
+        bad.append(f"{_name(cell)}: cosine {cell['cosine']:.4f}, agreement {cell['agreement']:.1%}")
+    kept = f" [{cell['kept_float32']}]" if cell["kept_float32"] else ""
+    return f"{cell['cosine']:.5f}, {cell['agreement']:.0%}{kept}{held}"
+
+
+def _builds(found: list[Cell], bad: list[str]) -> str:
+    refused = [cell for cell in found if "error" in cell["builds"]]
+    bad += [f"{_name(cell)}: TensorRT-RTX: {cell['builds']['error']}" for cell in refused]
+    if not found:
+        return "-"
+    return f"{len(found) - len(refused)} of {len(found)}"
+
+
+def _wrong(found: list[Cell], bad: list[str]) -> str:
+    errors = {
+        (cell["size"], how): error for cell in found for how, error in cell.get("wrong", {}).items()
+    }
+    if not errors:
+        return ""
+    for (size, how), error in errors.items():
+        if not error >= LEAST_WRONG:
+            bad.append(f"{_name(found[0])}: {how} at {size} is off by {error:.1e} only")
+    return f"{min(errors.values()):.2g}"
+
+
+def _definitions(cells: dict[tuple[str, str, str, str], Cell]) -> list[str]:
+    lines = [
+        "## How positions come to another size",
+        "",
+        "| family | model | positions |",
+        "|---|---|---|",
+    ]
+    for row in ROWS:
+        cell = cells.get((row.family, row.model, "oblong", "fp32"))
+        if cell is not None and "error" not in cell:
+            lines.append(f"| {row.family} | `{row.model}` | {cell['positions']} |")
+    return lines
