@@ -49,6 +49,11 @@ class Target:
         """TensorRT-RTX compiles no FP32 matrix product for Turing (measured, 1.7.1)."""
         return self.compute_capability is not None and self.compute_capability >= 80
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """From Ampere on; Turing has no BF16 arithmetic."""
+        return self.compute_capability is not None and self.compute_capability >= 80
+
 
 CPU = Target("cpu")
 

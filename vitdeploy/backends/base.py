@@ -171,10 +171,10 @@ def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> 
             hint="use --backend tensorrt-rtx for NVIDIA targets",
         )
     precision = model.description.precision
-    if precision.endswith("fp16"):
+    if precision.endswith(("fp16", "bf16")):
         raise EngineError(
             f"{model.path.name} is {precision}: on a CPU it would be computed in float32, "
-            "which says nothing about FP16",
+            "which says nothing about FP16 or BF16",
             hint="use fp32 or int8-fp32 on a CPU",
         )
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
 from vitdeploy.artifacts.files import atomic_path, file_digest
 from vitdeploy.artifacts.onnx_model import OnnxModel
-from vitdeploy.backends.base import Availability, BuildOptions, Session
+from vitdeploy.backends.base import Availability, BuildOptions, Session, image_input
 from vitdeploy.backends.tensorrt.build import WORKER_COMMAND, Built, run_worker
 from vitdeploy.backends.tensorrt.checks import check_build
 from vitdeploy.backends.tensorrt.flavour import Flavour, import_vendor
 from vitdeploy.backends.tensorrt.messages import Context, translate
 from vitdeploy.backends.tensorrt.request import BuildRequest
 from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.preprocessing import Size
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import Target
 
@@ -128,10 +128,12 @@ def _request(
 ) -> BuildRequest:
     description = model.description
     sizes = description.resolution_range
-    low, high = (
-        replace(description, resolution=end).input_shape
-        for end in ((sizes.low, sizes.high) if sizes is not None else (description.resolution,) * 2)
-    )
+    takes = image_input(description)
+
+    def taken(size: Size) -> tuple[int, int, int]:
+        channels = description.source.in_chans
+        return (*size, channels) if takes.dtype == "uint8" else (channels, *size)
+
     capabilities = (target.compute_capability for target in targets)
     return BuildRequest(
         flavour=flavour.name,
@@ -139,9 +141,10 @@ def _request(
         output=str(destination),
         input_name=description.input_name,
         output_name=description.output_name,
-        image_shape=description.input_shape,
-        smallest_image=low,
-        largest_image=high,
+        image_shape=taken(description.resolution),
+        smallest_image=taken(description.resolution if sizes is None else sizes.low),
+        largest_image=taken(description.resolution if sizes is None else sizes.high),
+        image_dtype=takes.dtype,
         batch=options.batch,
         compute_capabilities=tuple(number for number in capabilities if number is not None),
         workspace_bytes=options.workspace_bytes,

@@ -27,6 +27,7 @@ def check_build(
         _check_fp32(flavour, model, targets)
     else:
         _check_this_gpu(flavour, targets, has_driver=has_driver)
+    _check_bfloat16(model, targets)
     return targets
 
 
@@ -67,6 +68,17 @@ def _check_fp32(flavour: Flavour, model: OnnxModel, targets: tuple[Target, ...])
             f"{model.path.name} is {model.description.precision}, and for {', '.join(without)} "
             f"{flavour.label} says: FP32 GEMM is not supported",
             hint="export with --fp16 or as int8-fp16, or leave that target out",
+        )
+
+
+def _check_bfloat16(model: OnnxModel, targets: tuple[Target, ...]) -> None:
+    if not model.description.precision.endswith("bf16"):
+        return
+    without = [target.name for target in targets if not target.has_bfloat16]
+    if without:
+        raise EngineError(
+            f"{model.path.name} is bf16, which {', '.join(without)} cannot compute",
+            hint="export with --precision fp16, or leave that target out",
         )
 
 

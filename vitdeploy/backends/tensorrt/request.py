@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class BuildRequest:
-    """One build. Paths are absolute; shapes of images are (channels, height, width).
+    """One build. Paths are absolute; shapes are those of one image as the graph takes it.
 
     The engine takes images from `smallest_image` to `largest_image` and is
     tuned for `image_shape`; the three are the same for a graph of one size.
@@ -32,6 +32,7 @@ class BuildRequest:
     image_shape: tuple[int, int, int]
     smallest_image: tuple[int, int, int]
     largest_image: tuple[int, int, int]
+    image_dtype: str
     batch: tuple[int, int, int]
     compute_capabilities: tuple[int, ...]
     workspace_bytes: int | None

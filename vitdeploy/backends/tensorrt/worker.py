@@ -180,9 +180,9 @@ def _require_tensors(trt: Any, network: Any, request: BuildRequest) -> None:
     graph = Path(request.graph).name
     inputs = [network.get_input(i) for i in range(network.num_inputs)]
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
-    for what, tensors, name in (
-        ("input", inputs, request.input_name),
-        ("output", outputs, request.output_name),
+    for what, tensors, name, dtype in (
+        ("input", inputs, request.input_name, request.image_dtype),
+        ("output", outputs, request.output_name, "float32"),
     ):
         names = [tensor.name for tensor in tensors]
         if names != [name]:
@@ -190,10 +190,10 @@ def _require_tensors(trt: Any, network: Any, request: BuildRequest) -> None:
                 f"{graph} should have the one {what} {name!r}, it has {names or 'none'}",
                 hint="the file is damaged or not vitdeploy's: export the model again",
             )
-        if tensors[0].dtype != trt.float32:
+        if tensors[0].dtype != getattr(trt, dtype):
             raise EngineError(
-                f"the {what} {name!r} of {graph} is {tensors[0].dtype.name}, not float32",
-                hint="export the model again: inputs and outputs stay float32 at any precision",
+                f"the {what} {name!r} of {graph} is {tensors[0].dtype.name}, not {dtype}",
+                hint="export the model again: no precision changes its input and output",
             )
     _require_shape(graph, tuple(inputs[0].shape), request)
 
