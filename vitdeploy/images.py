@@ -9,21 +9,33 @@ images are scaled to 8 bits.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import stat
+import struct
+import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from vitdeploy.artifacts.files import reading
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing, Size
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
+
+_DECODING_ERRORS = (
+    OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+    RuntimeError, EOFError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+"""What Pillow's decoders and its EXIF reader raise for damaged files (found by changing bytes)."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +48,15 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images in a fixed order. `labels` is empty where the folder is flat."""
+    """Images in a fixed order. `labels` is empty where the folder is flat.
+
+    `empty_classes` are sub-folders without any image: classes that were lost, or none at all.
+    """
 
     root: Path
     items: tuple[ImageItem, ...]
     labels: tuple[str, ...] = ()
+    empty_classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.items)
@@ -60,7 +76,7 @@ class ImageSet:
 
     def take(self, indices: Sequence[int]) -> ImageSet:
         """The images at `indices`, in that order."""
-        return ImageSet(self.root, tuple(self.items[i] for i in indices), self.labels)
+        return replace(self, items=tuple(self.items[i] for i in indices))
 
 
 def scan(folder: Path, *, labels: Sequence[str] = ()) -> ImageSet:
@@ -71,31 +87,32 @@ def scan(folder: Path, *, labels: Sequence[str] = ()) -> ImageSet:
     sorted naturally (1, 2, 10).
 
     Raises InputError for a missing or empty folder, a folder with one class
-    only, and a sub-folder that is none of `labels`.
+    only, a sub-folder that is none of `labels`, and any folder that cannot be
+    read: images that are there never go missing in silence.
     """
-    if not folder.is_dir():
-        kind = "is a file" if folder.exists() else "does not exist"
-        raise InputError(f"image folder {folder} {kind}", hint="give a folder of images")
-    class_folders = sorted(
-        (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith(".")),
-        key=lambda entry: natural_key(entry.name),
-    )
+    with reading(folder, "image folder"):
+        if not folder.is_dir():
+            kind = "is a file" if folder.exists() else "does not exist"
+            raise InputError(f"image folder {folder} {kind}", hint="give a folder of images")
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    class_folders = sorted(filter(_is_folder, entries), key=lambda entry: natural_key(entry.name))
     found = {entry: _image_files(entry) for entry in class_folders}
-    found = {entry: files for entry, files in found.items() if files}
-    loose = _image_files(folder, recursive=False)
-    if not found and not loose:
+    loose = _sorted_images(folder, set(entries).difference(class_folders))
+    if not any(found.values()) and not loose:
         raise InputError(
             f"{folder} holds no images",
             hint=f"expected files ending in {', '.join(sorted(SUFFIXES))}, or a sub-folder a class",
         )
-    if found and loose:
+    filled = {entry: files for entry, files in found.items() if files}
+    if filled and loose:
         raise InputError(
             f"{folder} holds both class folders and {len(loose)} loose images",
             hint=f"move {loose[0].name} and the others into a class folder or out of the way",
         )
     if loose:
         return ImageSet(folder, tuple(ImageItem(path) for path in loose))
-    return _labelled(folder, found, labels)
+    empty = tuple(printable(entry.name) for entry in found if entry not in filled)
+    return replace(_labelled(folder, filled, labels), empty_classes=empty)
 
 
 def _labelled(folder: Path, found: dict[Path, list[Path]], labels: Sequence[str]) -> ImageSet:
@@ -106,15 +123,16 @@ def _labelled(folder: Path, found: dict[Path, list[Path]], labels: Sequence[str]
             hint="one class proves nothing about a classifier; "
             f"add the other class folders, or give {only} itself as unlabelled images",
         )
-    names = tuple(labels) or tuple(entry.name for entry in found)
+    own = {entry: printable(entry.name) for entry in found}
+    names = tuple(labels) or tuple(own.values())
     index = {name: i for i, name in enumerate(names)}
-    unknown = [entry.name for entry in found if entry.name not in index]
+    unknown = [name for name in own.values() if name not in index]
     if unknown:
         raise InputError(
             f"{folder} has class folders that are no label of the model: {_listing(unknown)}",
             hint=f"name the folders as the model's labels: {_listing(names)}",
         )
-    items = (ImageItem(path, index[entry.name]) for entry, files in found.items() for path in files)
+    items = (ImageItem(path, index[own[entry]]) for entry, files in found.items() for path in files)
     return ImageSet(folder, tuple(items), names)
 
 
@@ -130,9 +148,9 @@ def decode(path: Path) -> Image.Image:
     try:
         with Image.open(path) as image:
             return _to_rgb(ImageOps.exif_transpose(image))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except _DECODING_ERRORS as error:
         raise InputError(
-            f"image {path} cannot be read: {error}",
+            f"image {path} cannot be read: {error or type(error).__name__}",
             hint="remove or repair it; nothing is put in its place",
         ) from error
 
@@ -149,8 +167,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def image_digest(path: Path) -> str:
-    """sha256 of the file's bytes; names an image whatever it is called."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """sha256 of the file's bytes; names an image whatever it is called.
+
+    Raises InputError where they cannot be read.
+    """
+    with reading(path, "image"):
+        return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def unreadable(images: ImageSet) -> list[int]:
@@ -188,7 +210,11 @@ def batches(
     prepare = preprocessing.apply_bytes if as_bytes else preprocessing.apply
 
     def load(item: ImageItem) -> NDArray:
-        return prepare(decode(item.path), size)
+        image = decode(item.path)
+        try:
+            return prepare(image, size)
+        except InputError as error:
+            raise InputError(f"image {item.path}: {error}", hint=error.hint) from error
 
     with ThreadPoolExecutor(max_workers=2) as pool:
         pending: deque[list[Future[NDArray]]] = deque()
@@ -205,14 +231,45 @@ def batches(
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _image_files(folder: Path, *, recursive: bool = True) -> list[Path]:
-    entries = folder.rglob("*") if recursive else folder.iterdir()
-    files = [
+def _image_files(folder: Path) -> list[Path]:
+    """The images below `folder`. Links to folders are not followed: they may lead in circles."""
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        with reading(Path(error.filename), "image folder"):
+            raise error
+
+    for place, _, names in os.walk(folder, onerror=refuse):
+        found.extend(Path(place, name) for name in names)
+    return _sorted_images(folder, found)
+
+
+def _sorted_images(folder: Path, files: Iterable[Path]) -> list[Path]:
+    images = [
         path
-        for path in entries
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and path.is_file()
+        for path in files
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and _may_be_read(path)
     ]
-    return sorted(files, key=lambda path: natural_key(str(path.relative_to(folder))))
+    return sorted(images, key=lambda path: natural_key(str(path.relative_to(folder))))
+
+
+def _may_be_read(path: Path) -> bool:
+    """False for folders, pipes and devices; what cannot be looked at is named when decoded."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return True
+
+
+def _is_folder(entry: Path) -> bool:
+    """Whether `entry` is a folder. InputError where that cannot be told: it may hold a class."""
+    try:
+        return stat.S_ISDIR(entry.stat().st_mode)
+    except OSError:
+        if entry.suffix.lower() in SUFFIXES:
+            return False
+        with reading(entry, "image folder"):
+            raise
 
 
 def _listing(names: Sequence[str], most: int = 8) -> str:

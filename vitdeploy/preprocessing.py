@@ -32,6 +32,10 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
+LARGEST_RESIZED_PIXELS = 2**28
+"""An image is not enlarged beyond this before it is cropped: 0.8 GB as RGB, 13 times 4K."""
+SMALLEST_CROP_PCT = 0.01
+
 _UNIT_HINT = "give values of pixels scaled to [0, 1]: divide those of 0 to 255 by 255"
 
 
@@ -59,9 +63,10 @@ class Preprocessing:
             raise InputError(
                 f"unknown crop mode {self.crop_mode!r}", hint="use center, squash or border"
             )
-        if not 0 < self.crop_pct <= 1:
+        if not SMALLEST_CROP_PCT <= self.crop_pct <= 1:
             raise InputError(
-                f"crop_pct is {self.crop_pct}", hint="give the share of the image kept, in (0, 1]"
+                f"crop_pct is {self.crop_pct}",
+                hint=f"give the share of the image kept, {SMALLEST_CROP_PCT} to 1",
             )
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise InputError(
@@ -104,9 +109,18 @@ class Preprocessing:
         return np.ascontiguousarray(values.transpose(0, 3, 1, 2))
 
     def fit(self, image: Image.Image, size: Size) -> Image.Image:
-        """Resize and crop (or pad) `image` to exactly `size`."""
+        """Resize and crop (or pad) `image` to exactly `size`.
+
+        Raises InputError for an image so narrow that most of a huge one would be cropped away.
+        """
         image = image.convert("L" if self.channels == 1 else "RGB")
         height, width = self._resized(image.height, image.width, size)
+        if height * width > LARGEST_RESIZED_PIXELS:
+            raise InputError(
+                f"{image.width}x{image.height} pixels would be enlarged to {width}x{height} "
+                "before cropping",
+                hint="crop the image first, or leave it out",
+            )
         if (height, width) != (image.height, image.width):
             image = image.resize((width, height), _FILTERS[self.interpolation])
         return self._crop_or_pad(image, size)

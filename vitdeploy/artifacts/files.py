@@ -1,10 +1,15 @@
-"""Files that are either whole or absent: atomic writes, digests, strict JSON."""
+"""Files that are either whole or absent: atomic writes, digests, strict JSON.
+
+The system's own errors (permissions, a full disk) become ours here, with the
+file they are about.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,31 +17,35 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import cattrs
 from cattrs.preconf.json import make_converter
 
+from vitdeploy.artifacts import strict
 from vitdeploy.errors import InputError, OutputError
 
 Record = TypeVar("Record")
 
-_converter = make_converter(forbid_extra_keys=True)
+_converter = strict.without_coercion(make_converter(forbid_extra_keys=True))
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_WITH_OUT = "give a folder you may write to with --out"
 
 
 @contextmanager
-def atomic_path(destination: Path) -> Iterator[Path]:
+def atomic_path(destination: Path, *, remedy: str = _WITH_OUT) -> Iterator[Path]:
     """A temporary path beside `destination`, renamed onto it when the block succeeds.
 
     Whatever interrupts the block (an error, Ctrl-C, a full disk), the
     destination keeps its old content and the temporary file is removed.
 
-    Raises OutputError where the folder cannot be written or the disk is full.
+    Raises OutputError where the folder cannot be written or the disk is full;
+    `remedy` is its hint.
     """
     # The suffix stays last: some writers choose their format by it.
     temporary = destination.with_name(
         f".{destination.stem}.{secrets.token_hex(4)}.partial{destination.suffix}"
     )
     try:
+        if destination.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(destination))
         destination.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch()
         mode = temporary.stat().st_mode  # some writers make their files readable to no one else
@@ -44,27 +53,40 @@ def atomic_path(destination: Path) -> Iterator[Path]:
         temporary.chmod(mode)
         temporary.replace(destination)
     except OSError as error:
-        raise _as_output_error(error, destination) from error
+        raise _as_output_error(error, destination, remedy) from error
     finally:
         # Where even its folder cannot exist there is nothing to remove.
         with suppress(OSError):
             temporary.unlink()
 
 
-def write_bytes(destination: Path, content: bytes) -> None:
+def require_writable(destination: Path, *, remedy: str = _WITH_OUT) -> None:
+    """Raise OutputError where `destination` could not be written, before work goes into it.
+
+    Its folder is made, as writing would make it; a file that is there stays as it is.
+    """
+    with suppress(_Probed), atomic_path(destination, remedy=remedy):
+        raise _Probed
+
+
+class _Probed(Exception):
+    """Ends an atomic write before it replaces anything."""
+
+
+def write_bytes(destination: Path, content: bytes, *, remedy: str = _WITH_OUT) -> None:
     """Write `content` to `destination` whole or not at all."""
-    with atomic_path(destination) as temporary:
+    with atomic_path(destination, remedy=remedy) as temporary:
         temporary.write_bytes(content)
 
 
-def write_text(destination: Path, content: str) -> None:
+def write_text(destination: Path, content: str, *, remedy: str = _WITH_OUT) -> None:
     """Write `content` as UTF-8 to `destination` whole or not at all."""
-    write_bytes(destination, content.encode())
+    write_bytes(destination, content.encode(), remedy=remedy)
 
 
 def file_digest(path: Path) -> str:
-    """sha256 of the file's bytes, as hex."""
-    with path.open("rb") as stream:
+    """sha256 of the file's bytes, as hex. Raises InputError where they cannot be read."""
+    with reading(path, "file"), path.open("rb") as stream:
         digest = hashlib.sha256()
         while block := stream.read(1 << 20):
             digest.update(block)
@@ -84,25 +106,20 @@ def plain(record: Any) -> Any:
 def from_json(text: str, kind: type[Record], *, origin: str) -> Record:
     """Read a record back; `origin` names the file in errors.
 
-    Raises InputError where the text is no JSON, lacks a key, has an unknown one,
-    or names another kind or schema version than the record's own.
+    Raises InputError where the text is no JSON, lacks a key, has an unknown one
+    or a value of another type, holds a number that is not finite, or names
+    another kind or schema version than the record's own.
     """
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
+        content = strict.plain_content(json.loads(text))
+    except (ValueError, RecursionError) as error:
         raise InputError(
             f"{origin} is not valid JSON: {error}", hint="make it again with the command it is from"
         ) from error
     _require_own_kind(content, kind, origin)
     try:
-        return _converter.structure(content, kind)
-    except cattrs.BaseValidationError as error:
-        reasons = "; ".join(cattrs.transform_error(error))
-        raise InputError(
-            f"{origin} is not a {kind.__name__} this version reads: {reasons}",
-            hint="make it again with this version of vitdeploy",
-        ) from error
-    except (TypeError, KeyError, ValueError) as error:
+        return strict.structured(_converter, content, kind)
+    except ValueError as error:
         raise InputError(
             f"{origin} is not a {kind.__name__} this version reads: {error}",
             hint="make it again with this version of vitdeploy",
@@ -125,38 +142,64 @@ def _require_own_kind(content: Any, kind: type[Any], origin: str) -> None:
             )
 
 
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Turn the system's refusal to read `path` into an InputError that names it."""
+    try:
+        yield
+    except OSError as error:
+        denied = isinstance(error, PermissionError)
+        raise InputError(
+            f"{what} {path} cannot be read: {error.strerror or error}",
+            hint="make it (and its folder) readable for this user"
+            if denied
+            else "check the path and the disk",
+        ) from error
+
+
 def read_text(path: Path, *, what: str) -> str:
     """The text of a file a user named. Raises InputError where there is none."""
     require_file(path, what=what)
     try:
-        return path.read_text(encoding="utf-8")
+        with reading(path, what):
+            return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {path} is not text", hint="check the path") from error
 
 
 def require_file(path: Path, *, what: str) -> None:
     """Raise InputError unless `path` is a file; near names are suggested."""
-    if path.is_file():
-        return
-    if path.is_dir():
-        raise InputError(f"{what} {path} is a folder", hint="name the file inside it")
-    near = []
-    if path.parent.is_dir():
-        from difflib import get_close_matches
-
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-        near = get_close_matches(path.name, names, n=3, cutoff=0.5)
+    with reading(path, what):
+        if path.is_file():
+            return
+        if path.is_dir():
+            raise InputError(f"{what} {path} is a folder", hint="name the file inside it")
+        if path.exists():
+            raise InputError(f"{what} {path} is no regular file", hint="name a file on a disk")
+        near = _near_names(path)
     hint = f"did you mean {', '.join(near)}?" if near else "check the path"
     raise InputError(f"{what} {path} does not exist", hint=hint)
 
 
-def _as_output_error(error: OSError, destination: Path) -> OutputError:
+def _near_names(path: Path) -> list[str]:
+    """Files in the folder of `path` that it may have been meant to name."""
+    if not path.parent.is_dir():
+        return []
+    from difflib import get_close_matches
+
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    return get_close_matches(path.name, names, n=3, cutoff=0.5)
+
+
+def _as_output_error(error: OSError, destination: Path, remedy: str) -> OutputError:
     if error.errno in _FULL:
         return OutputError(
-            f"no space left while writing {destination}",
-            hint="free some space or give another folder with --out",
+            f"no space left while writing {destination}", hint=f"free some space, or {remedy}"
         )
-    return OutputError(
-        f"cannot write {destination}: {error.strerror or error}",
-        hint="give a folder you may write to with --out",
-    )
+    if error.errno == errno.ENAMETOOLONG:
+        return OutputError(
+            f"cannot write {destination.name[:40]}...: its name of "
+            f"{len(os.fsencode(destination.name))} bytes is too long",
+            hint="give a shorter name",
+        )
+    return OutputError(f"cannot write {destination}: {error.strerror or error}", hint=remedy)

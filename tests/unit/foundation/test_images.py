@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 import threading
 from collections.abc import Generator, Sequence
@@ -81,6 +82,8 @@ def test_a_folder_without_images_is_no_class(tmp_path: Path) -> None:
     (tmp_path / "c" / "notes.txt").write_text("no image")
     found = scan(tmp_path)
     assert found.labels == ("a", "c")
+    assert found.empty_classes == ("b",)
+    assert found.take([0]).empty_classes == ("b",)
     assert len(found) == 2
 
 
@@ -115,6 +118,60 @@ def test_a_missing_folder_and_a_file(tmp_path: Path) -> None:
     fill(tmp_path, ["a.png"])
     with pytest.raises(InputError, match="is a file"):
         scan(tmp_path / "a.png")
+
+
+@pytest.mark.parametrize("place", ["", "dog", "dog/deep"])
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, modes_bind: None, place: str
+) -> None:
+    fill(tmp_path, ["cat/a.png", "dog/b.png", "dog/deep/c.png"])
+    closed = tmp_path / place
+    assert len(scan(tmp_path)) == 3
+    closed.chmod(0)
+    try:
+        with pytest.raises(InputError, match="cannot be read: Permission denied") as caught:
+            scan(tmp_path)
+    finally:
+        closed.chmod(0o700)
+    assert str(closed) in str(caught.value)
+    assert "readable" in str(caught.value.hint)
+
+
+def test_an_image_that_cannot_be_read_is_named(tmp_path: Path, modes_bind: None) -> None:
+    fill(tmp_path, ["1.png", "2.png"])
+    (tmp_path / "2.png").chmod(0)
+    found = scan(tmp_path)
+    assert unreadable(found) == [1]
+    for read in (decode, image_digest):
+        with pytest.raises(InputError, match=r"image .*2\.png cannot be read"):
+            read(found.items[1].path)
+
+
+def test_links_to_nothing_never_go_missing(tmp_path: Path) -> None:
+    fill(tmp_path, ["a/1.png", "b/1.png"])
+    (tmp_path / "a" / "2.png").symlink_to("nowhere.png")
+    (tmp_path / "b" / "2.png").symlink_to("2.png")
+    found = scan(tmp_path)
+    assert [found.items[i].path.parent.name for i in unreadable(found)] == ["a", "b"]
+    (tmp_path / "c").symlink_to("nowhere")
+    with pytest.raises(InputError, match="c cannot be read: No such file"):
+        scan(tmp_path)
+
+
+def test_links_that_lead_in_circles_and_pipes_are_passed_over(tmp_path: Path) -> None:
+    fill(tmp_path, ["a/1.png", "b/1.png"])
+    (tmp_path / "a" / "up").symlink_to("..")
+    (tmp_path / "b" / "folder.png").mkdir()
+    os.mkfifo(tmp_path / "b" / "pipe.png")
+    assert len(scan(tmp_path)) == 2
+
+
+def test_names_that_are_no_utf8_become_printable_labels(tmp_path: Path) -> None:
+    fill(tmp_path, ["a/1.png", os.fsdecode(b"caf\xe9/1.png")])
+    found = scan(tmp_path)
+    assert found.labels == ("a", "caf\\udce9")
+    assert scan(tmp_path, labels=found.labels).label_indices().tolist() == [0, 1]
+    assert decode(found.items[1].path).size == (32, 24)
 
 
 def test_exif_rotation_is_applied(tmp_path: Path) -> None:
@@ -241,6 +298,26 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 24 * 32 // 3)
     with pytest.raises(InputError, match=r"big\.png"):
         decode(tmp_path / "big.png")
+
+
+def test_broken_exif_data_is_an_image_that_cannot_be_read(tmp_path: Path) -> None:
+    """The image is to be turned, and the width among its tags is a text: no file can hold that."""
+    text_for_width = b"\x01\x09\0\x02\0\0\0\x04abc\0"
+    turned = b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0"
+    exif = b"Exif\0\0MM\0*\0\0\0\x08\0\x02" + text_for_width + turned + bytes(4)
+    noise(0).save(tmp_path / "turned.jpg", exif=exif)
+    with pytest.raises(InputError, match=r"turned\.jpg cannot be read: .*integer"):
+        decode(tmp_path / "turned.jpg")
+
+
+def test_an_extreme_strip_is_refused_before_it_is_enlarged(tmp_path: Path) -> None:
+    fill(tmp_path, ["1.png"])
+    Image.new("RGB", (1, 20_000)).save(tmp_path / "strip.png")
+    with pytest.raises(InputError, match=r"strip\.png: 1x20000 .* 1024x20480000") as caught:
+        list(batches(scan(tmp_path), Preprocessing(), (1024, 1024), 2))
+    assert "crop" in str(caught.value.hint)
+    (squashed,) = batches(scan(tmp_path), Preprocessing(crop_mode="squash"), (64, 64), 2)
+    assert squashed.shape == (2, 3, 64, 64)
 
 
 def test_unreadable_lists_the_broken_ones(tmp_path: Path) -> None:
