@@ -29,6 +29,7 @@ from vitdeploy.demo import assets
 from vitdeploy.environment import describe
 from vitdeploy.errors import VitDeployError
 from vitdeploy.export.export import ExportOptions
+from vitdeploy.export.verify import logit_spread
 from vitdeploy.graph.emulation import emulate
 from vitdeploy.images import batches, scan
 from vitdeploy.models.load import ModelRequest, seeded_random_source
@@ -114,7 +115,7 @@ def _in_batches(run: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _compared(answered: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, Any]:
-    spread = float((expected - expected.mean(0)).std())
+    spread = logit_spread(expected)
     norms = np.linalg.norm(answered, axis=-1) * np.linalg.norm(expected, axis=-1)
     classes = np.bincount(expected.argmax(-1)) / len(expected)
     classes = classes[classes > 0]
@@ -156,7 +157,7 @@ def _wrong_resamplings(
 
     Nothing where the architecture resamples nothing.
     """
-    spread = float((expected - expected.mean(0)).std())
+    spread = logit_spread(expected)
     found = {}
     for name in ("nearest", "corners", "transposed"):
         with _resampling(name) as calls:

@@ -169,19 +169,24 @@ def traceable(module: nn.Module, size: Size) -> nn.Module:
     for part in module.modules():
         if hasattr(part, "fused_attn"):
             part.fused_attn = False  # type: ignore[assignment]
-    if getattr(module, "dynamic_img_size", False) and hasattr(module, "pos_embed"):
-        _fix_image_size(module)
+    if getattr(module, "dynamic_img_size", False):
+        _fix_image_size(module, size)
     embeds = getattr(module, "embeds", None)
     if getattr(embeds, "pos_embed_type", None) == "learned":
         _fix_flexible_positions(embeds, size)
     return module
 
 
-def _fix_image_size(module: Any) -> None:
+def _fix_image_size(module: Any, size: Size) -> None:
     """A ViT that resamples its positions in every forward stops doing so."""
+    if getattr(module, "pos_embed", None) is None:
+        return  # rotary alone: its tables are computed, not resampled
     module.dynamic_img_size = False
     module.patch_embed.flatten = True
     module.patch_embed.output_fmt = Format.NCHW
+    rope = getattr(module, "rope", None)
+    if rope is not None:
+        rope.update_feat_shape(module.patch_embed.dynamic_feat_size(size))
 
 
 def _fix_flexible_positions(embeds: Any, size: Size) -> None:
