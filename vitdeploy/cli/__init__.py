@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import signal
 import sys
 import traceback
@@ -14,6 +16,7 @@ from types import FrameType
 import click
 
 from vitdeploy import __version__
+from vitdeploy.cli import streams
 from vitdeploy.errors import InputError, VitDeployError
 
 _COMMANDS = {
@@ -29,6 +32,8 @@ _COMMANDS = {
 }
 _INTERRUPTED = 130
 _BUG = 70
+_MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""Errors of the disk itself, which carry no file's name when a write fails."""
 
 
 class LazyGroup(click.Group):
@@ -88,8 +93,11 @@ def cli(context: click.Context) -> None:
 def main() -> None:
     """Run the command line and exit with the code of what happened."""
     signal.signal(signal.SIGTERM, _interrupt)
+    streams.prepare()
     try:
+        _require_working_folder()
         code = cli.main(standalone_mode=False)
+        streams.flush()
     except (click.Abort, KeyboardInterrupt):
         # An interrupt that passed through exec() of a string, as PyTorch's tracing does, makes
         # CPython end by the signal whatever code we exit with; running another one clears that.
@@ -103,14 +111,45 @@ def main() -> None:
         code = _say(error.format_message(), _usage_hint(error), InputError.exit_code)
     except VitDeployError as error:
         code = _say(str(error), error.hint, error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`); there is nobody to tell.
-        sys.stderr.close()
-        code = 0
-    except Exception:  # noqa: BLE001 - shown whole, with the exit code that says so
-        traceback.print_exc()
-        code = _say("this is a bug of vitdeploy", "report it with the lines above", _BUG)
+    except Exception as error:  # noqa: BLE001 - shown whole, with the exit code that says so
+        code = _unforeseen(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _require_working_folder() -> None:
+    """Raise InputError where the folder we were started in is gone: libraries only crash there."""
+    try:
+        os.getcwd()  # noqa: PTH109 - Path.cwd() is the same call
+    except OSError as error:
+        raise InputError(
+            f"the working folder cannot be used: {error.strerror or error}",
+            hint="cd into a folder that exists",
+        ) from error
+
+
+def _unforeseen(error: Exception) -> int:
+    """What no stage turned into an error of ours: the machine's limits, or a bug."""
+    if _is_out_of_memory(error):
+        return _say(
+            "there is not enough memory for this",
+            "give a smaller --batch or --res, or a smaller model",
+            InputError.exit_code,
+        )
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in _MACHINES):
+        where = "" if error.filename is None else f"{error.filename}: "
+        return _say(
+            f"{where}{error.strerror or error}",
+            "check the path, its permissions and the disk",
+            InputError.exit_code,
+        )
+    traceback.print_exception(error)
+    return _say("this is a bug of vitdeploy", "report it with the lines above", _BUG)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch has no MemoryError: on a CPU a RuntimeError says so, on a GPU a type of its own."""
+    told = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _say(message: str, hint: str | None, code: int) -> int:
