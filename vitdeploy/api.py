@@ -7,6 +7,7 @@ a device that only runs engines needs neither.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +19,11 @@ from numpy.typing import NDArray
 
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
+from vitdeploy.artifacts.files import require_writable
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
 from vitdeploy.benchmarks import evaluation
@@ -176,7 +179,11 @@ def build_engine(
     *,
     progress: Progress = SILENT,
 ) -> Engine:
-    """Compile a graph into '<graph's stem>_<backend>.engine' with its manifest."""
+    """Compile a graph into '<graph's stem>_<backend>-<digest>.engine' with its manifest.
+
+    The digest is of the graph and of all options: builds of other graphs, or
+    for other batches and threads, never take each other's place.
+    """
     options = options or BuildOptions()
     availability = backend.probe()
     if not availability.available:
@@ -185,13 +192,22 @@ def build_engine(
             hint="`vitdeploy doctor` lists what can",
         )
     targets = "" if options.targets == (CPU,) else "-" + "-".join(t.name for t in options.targets)
-    output = folder / f"{model.path.stem}_{backend.name}{targets}.engine"
+    digest = hashlib.sha256(f"{model.digest} {options}".encode()).hexdigest()[:8]
+    output = folder / f"{model.path.stem}_{backend.name}{targets}-{digest}.engine"
+    require_writable(output)
     return backend.build(model, options, output, progress)
 
 
 def load_engine(engine: Engine, *, threads: int | None = None) -> Session:
     """Load an engine on this machine. Raises EngineError where it does not belong here."""
     return registry.get(engine.manifest.backend).load(engine, threads=threads)
+
+
+def require_unseen(engine: Engine, images: ImageSet) -> None:
+    """Raise InputError where an engine was calibrated with some of these images."""
+    quantization = engine.manifest.model.quantization
+    if quantization is not None:
+        evaluation.require_disjoint(quantization.image_digests, images)
 
 
 @dataclass(frozen=True)
@@ -283,8 +299,7 @@ def evaluate(
     the comparison is void (not finite, one class only).
     """
     model = engine.manifest.model
-    if model.quantization is not None:
-        evaluation.require_disjoint(model.quantization.image_digests, images)
+    require_unseen(engine, images)
     session = load_engine(engine, threads=threads)
     logits = evaluation.logits_of(
         session,
@@ -297,12 +312,12 @@ def evaluate(
     labels = images.label_indices() if images.is_labelled else None
     comparison = compare(baseline.logits, logits, labels, max_drop_points=max_drop_points)
     return EvaluationResult(
-        engine_file=engine.path.name,
+        engine_file=printable(engine.path.name),
         engine_digest=engine.manifest.engine_digest,
         backend=engine.manifest.backend,
         model=model,
         source_label=baseline.label,
-        images_root=images.root.name,
+        images_root=printable(images.root.name),
         native_top1=baseline.native_top1,
         unreadable=tuple(unreadable),
         comparison=comparison,

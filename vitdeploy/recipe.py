@@ -4,7 +4,7 @@
 output = "artifacts"
 
 [model]
-name = "demo"            # 'demo', a timm name, or a checkpoint that describes itself
+name = "demo"            # whatever --model takes: 'demo', a timm name, a folder, ...
 
 [data]
 calibration = "demo"     # an image folder; 'demo' is the embedded set
@@ -20,10 +20,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cattrs
 
+from vitdeploy.artifacts.files import reading
+from vitdeploy.artifacts.strict import plain_content, structured, without_coercion
 from vitdeploy.errors import InputError
 
 if sys.version_info >= (3, 11):
@@ -32,7 +34,7 @@ else:
     import tomli as tomllib
 
 FILE_NAME = "vitdeploy.toml"
-_converter = cattrs.Converter(forbid_extra_keys=True)
+_converter = without_coercion(cattrs.Converter(forbid_extra_keys=True))
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,12 @@ class ModelSection:
     num_classes: int | None = None
     in_chans: int | None = None
     model_kwargs: dict[str, Any] = field(default_factory=dict)
+    task: Literal["classify", "multilabel", "regress", "features"] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    interpolation: str | None = None
+    crop_pct: float | None = None
+    crop_mode: Literal["center", "squash", "border"] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,19 +75,24 @@ class Recipe:
 def read_recipe(folder: Path) -> Recipe:
     """The recipe of `folder`; an empty one where it has none.
 
-    Raises InputError for a file that is no TOML or has an unknown key.
+    Raises InputError for a file that cannot be read or is no TOML, an unknown
+    key, and a value of another type ("false" is a text, and no boolean).
     """
     path = folder / FILE_NAME
-    if not path.is_file():
-        return Recipe()
+    with reading(path, "recipe"):
+        if not path.is_file():
+            return Recipe()
+        content = path.read_bytes()
     try:
-        return _converter.structure(tomllib.loads(path.read_text(encoding="utf-8")), Recipe)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        entries = plain_content(tomllib.loads(content.decode()))
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}", hint="mend that line") from error
-    except cattrs.BaseValidationError as error:
-        reasons = "; ".join(cattrs.transform_error(error))
+    try:
+        return structured(_converter, entries, Recipe)
+    except ValueError as error:
         raise InputError(
-            f"{path}: {reasons}",
+            f"{path}: {error}",
             hint="known keys: output, [model] name checkpoint pretrained num_classes in_chans "
-            "model_kwargs, [data] calibration evaluation",
+            "model_kwargs task mean std interpolation crop_pct crop_mode, "
+            "[data] calibration evaluation",
         ) from error

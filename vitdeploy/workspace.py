@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.artifacts.engine import Engine, read_engine
+from vitdeploy.artifacts.files import reading
 from vitdeploy.artifacts.lookup import newest
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.artifacts.source import SourceDescription, description_in
@@ -60,14 +61,21 @@ class Workspace:
             ) from error
         section = self.recipe.model
         assert section is not None  # the caller has looked
-        described = section.name.endswith(".safetensors")
+        path = self.folder / section.name
+        local = path.suffix == ".safetensors" or (path / "config.json").is_file()
         return ModelRequest(
-            name=str(self.folder / section.name) if described else section.name,
+            name=str(path) if local else section.name,
             checkpoint=None if section.checkpoint is None else self.folder / section.checkpoint,
             pretrained=section.pretrained,
             num_classes=section.num_classes,
             in_chans=section.in_chans,
             model_kwargs=dict(section.model_kwargs),
+            task=section.task,
+            mean=section.mean,
+            std=section.std,
+            interpolation=section.interpolation,
+            crop_pct=section.crop_pct,
+            crop_mode=section.crop_mode,
         )
 
     def graph(self, given: Path | None, *, precision: str | None = None) -> OnnxModel | None:
@@ -84,16 +92,22 @@ class Workspace:
 
     def engine(self, given: Path | None) -> Engine:
         """The engine named, else the newest one of the recipe's model (of all, without one)."""
-        path = given or self._newest("engine", None)
+        return read_engine(given or self.newest_engine())
+
+    def newest_engine(self) -> Path:
+        """The newest engine file of the recipe's model (of all, without one), announced.
+
+        Raises InputError where there is none.
+        """
+        path = self._newest("engine", None)
         if path is None:
             what = "no engine" if self.recipe.model is None else "no engine of this model"
             raise InputError(
                 f"{self.output} holds {what}",
                 hint="run `vitdeploy build-engine` first, or name the .engine file",
             )
-        if given is None:
-            self.announce(f"engine: {path} (the newest {self._of_which})")
-        return read_engine(path)
+        self.announce(f"engine: {path} (the newest {self._of_which})")
+        return path
 
     @property
     def _of_which(self) -> str:
@@ -126,9 +140,14 @@ class Workspace:
                 return None
             self.announce(f"{part} images: {entry} (from {FILE_NAME})")
         folder = _folder_of(entry, self.folder, part)
-        if part == "calibration":  # ranges ask for images, not for their classes
-            return scan(folder)
-        return self._labelled(folder, source)
+        # Ranges ask for images, not for their classes.
+        images = scan(folder) if part == "calibration" else self._labelled(folder, source)
+        if images.empty_classes:
+            self.announce(
+                f"{part} images: {folder} has folders without images: "
+                f"{', '.join(images.empty_classes)}"
+            )
+        return images
 
     def _labelled(self, folder: Path, source: SourceDescription) -> ImageSet:
         """The images with the model's labels; a model whose classes are only numbered
@@ -161,6 +180,7 @@ class Workspace:
             name=None if self.recipe.model is None else name,
             weights_digest=digest,
             precision=precision,
+            left_out=self.announce,
         )
 
     def _identity(self) -> tuple[str, str | None]:
@@ -180,7 +200,8 @@ class Workspace:
         if section is None:
             return None
         path = assets.CHECKPOINT if section.name == DEMO else self.folder / section.name
-        return path if path.suffix == ".safetensors" and path.is_file() else None
+        with reading(path, "checkpoint"):
+            return path if path.suffix == ".safetensors" and path.is_file() else None
 
 
 def open_workspace(folder: Path, announce: Callable[[str], None]) -> Workspace:

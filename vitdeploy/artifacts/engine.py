@@ -11,6 +11,7 @@ from vitdeploy.artifacts.files import (
     from_json,
     read_text,
     require_file,
+    require_writable,
     to_json,
     write_text,
 )
@@ -18,6 +19,9 @@ from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.errors import EngineError, InputError
 
 SCHEMA_VERSION = 1
+COPY_FIRST = "copy the engine and its .json to a folder you may write to, and name it there"
+"""Findings lie beside their engine, so that is what to do where its folder is read-only."""
+_BUILD_AGAIN = "build the engine again"
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,14 @@ class EngineManifest:
     schema_version: int = SCHEMA_VERSION
     kind: str = "engine"
 
+    def __post_init__(self) -> None:
+        smallest, best, largest = self.batch
+        if not 1 <= smallest <= best <= largest:
+            raise InputError(f"batch is {self.batch}", hint=_BUILD_AGAIN)
+        features = self.settings.get("cpu_features", [])
+        if not isinstance(features, list | tuple) or not all(isinstance(f, str) for f in features):
+            raise InputError(f"cpu_features is {features!r}", hint=_BUILD_AGAIN)
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -54,6 +66,16 @@ class Engine:
     @property
     def size_bytes(self) -> int:
         return self.path.stat().st_size
+
+
+def beside(engine: Path, name: str) -> Path:
+    """Where a finding about an engine is written. Raises OutputError where that cannot be.
+
+    Look before the work: an hour's finding that finds no place is lost.
+    """
+    path = engine.with_name(name)
+    require_writable(path, remedy=COPY_FIRST)
+    return path
 
 
 def write_manifest(engine: Engine) -> None:
@@ -71,19 +93,26 @@ def read_engine(path: Path) -> Engine:
     Raises InputError where file or manifest are missing or unreadable,
     EngineError where the engine's bytes are not the manifest's.
     """
+    manifest = read_manifest(path)
+    if file_digest(path) != manifest.engine_digest:
+        raise EngineError(
+            f"{path} is not the file that {manifest_path(path).name} describes",
+            hint="copy both again, or build the engine again",
+        )
+    return Engine(path, manifest)
+
+
+def read_manifest(path: Path) -> EngineManifest:
+    """The manifest of the engine file `path`, which is not looked into.
+
+    Raises InputError where one of both is missing or the manifest is unreadable.
+    """
     require_file(path, what="engine")
-    beside = manifest_path(path)
     if path.suffix != ".engine":
         raise InputError(
             f"{path} is not an engine of vitdeploy",
             hint="give the .engine file that `vitdeploy build-engine` wrote",
         )
-    manifest = from_json(
-        read_text(beside, what="engine manifest"), EngineManifest, origin=str(beside)
-    )
-    if file_digest(path) != manifest.engine_digest:
-        raise EngineError(
-            f"{path} is not the file that {beside.name} describes",
-            hint="copy both again, or build the engine again",
-        )
-    return Engine(path, manifest)
+    manifest = manifest_path(path)
+    text = read_text(manifest, what="engine manifest")
+    return from_json(text, EngineManifest, origin=str(manifest))

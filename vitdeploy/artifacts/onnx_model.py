@@ -10,8 +10,17 @@ from typing import Any, Literal
 import onnx
 from google.protobuf.message import DecodeError
 
-from vitdeploy.artifacts.files import file_digest, from_json, require_file, to_json, write_text
+from vitdeploy.artifacts.files import (
+    file_digest,
+    from_json,
+    read_text,
+    reading,
+    require_file,
+    to_json,
+    write_text,
+)
 from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -78,6 +87,14 @@ class ResolutionRange:
     high: tuple[int, int]
     step: tuple[int, int]
 
+    def __post_init__(self) -> None:
+        for low, high, step in zip(self.low, self.high, self.step, strict=True):
+            if not 1 <= low <= high or step < 1:
+                raise InputError(
+                    f"sizes {self.low} to {self.high} in steps of {self.step}",
+                    hint="export it again",
+                )
+
 
 @dataclass(frozen=True)
 class Quantization:
@@ -118,6 +135,12 @@ class ModelDescription:
     forecast: Forecast | None = None
     producer: str = ""
     schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if min(*self.resolution, self.opset) < 1:
+            raise InputError(
+                f"resolution is {self.resolution} and opset {self.opset}", hint="export it again"
+            )
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -181,7 +204,7 @@ def recipe_digest(description: ModelDescription) -> str:
 
 def write_sidecar(model: OnnxModel) -> None:
     """Write '<same>.json' beside the graph, so that folders can be searched quickly."""
-    sidecar = _Sidecar(model.path.name, model.digest, model.description)
+    sidecar = _Sidecar(printable(model.path.name), model.digest, model.description)
     write_text(model.path.with_suffix(".json"), to_json(sidecar))
 
 
@@ -192,14 +215,28 @@ def read_onnx_model(path: Path) -> OnnxModel:
     without inputs and outputs, and one without vitdeploy's description.
     """
     proto = load_proto(path)
+    return OnnxModel(path, graph_digest(path, proto), _description_in(proto, path))
+
+
+def read_description(path: Path) -> ModelDescription:
+    """What a graph says of itself; its weights are not looked into. Raises as `read_onnx_model`."""
+    return _description_in(load_proto(path), path)
+
+
+def read_sidecar(graph: Path) -> ModelDescription:
+    """What stands beside a graph. Raises InputError where that is missing or damaged."""
+    beside = graph.with_suffix(".json")
+    return from_json(read_text(beside, what="sidecar"), _Sidecar, origin=str(beside)).description
+
+
+def _description_in(proto: Any, path: Path) -> ModelDescription:
     metadata = {entry.key: entry.value for entry in proto.metadata_props}
     if METADATA_KEY not in metadata:
         raise InputError(
             f"{path} does not describe itself",
             hint="export it with `vitdeploy export`, so that preprocessing and labels travel along",
         )
-    description = from_json(metadata[METADATA_KEY], ModelDescription, origin=str(path))
-    return OnnxModel(path, graph_digest(path, proto), description)
+    return from_json(metadata[METADATA_KEY], ModelDescription, origin=str(path))
 
 
 def external_data_path(graph: Path) -> Path:
@@ -239,7 +276,8 @@ def load_proto(path: Path) -> Any:
     """The graph without its external data. Raises InputError where it is none."""
     require_file(path, what="ONNX model")
     try:
-        proto = onnx.load(str(path), load_external_data=False)
+        with reading(path, "ONNX model"):
+            proto = onnx.load(str(path), load_external_data=False)
     except (DecodeError, ValueError, UnicodeDecodeError) as error:
         raise _not_a_graph(path) from error
     if not proto.graph.input or not proto.graph.output:

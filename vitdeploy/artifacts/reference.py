@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -11,10 +12,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.artifacts.files import atomic_path, from_json, require_file, to_json
+from vitdeploy.artifacts.files import (
+    atomic_path,
+    from_json,
+    reading,
+    require_file,
+    require_writable,
+    to_json,
+)
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
+_ANOTHER_FILE = "give a file you may write with --save-reference"
+_DAMAGED = (
+    ValueError, LookupError, TypeError, OSError, EOFError, RuntimeError, MemoryError,
+    OverflowError, SyntaxError, struct.error, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
+"""What zipfile and numpy raise for files that are no .npz, or a damaged or encrypted one."""
 
 
 @dataclass(frozen=True)
@@ -66,33 +80,57 @@ class _Header:
     schema_version: int = SCHEMA_VERSION
 
 
+def require_destination(path: Path) -> None:
+    """Raise InputError unless `path` may be written: an .npz file, new or of reference outputs.
+
+    OutputError where its folder cannot be written. Nothing else is ever replaced.
+    """
+    if path.suffix != ".npz":
+        raise InputError(f"{path} is no .npz file", hint="give a name that ends in .npz")
+    with reading(path, "reference file"):
+        there = path.exists() or path.is_symlink()
+    if there:
+        try:
+            load(path)
+        except InputError as error:
+            raise InputError(
+                f"{path} holds something else and is not replaced",
+                hint="give another name with --save-reference, or delete it first",
+            ) from error
+    require_writable(path, remedy=_ANOTHER_FILE)
+
+
 def save(outputs: ReferenceOutputs, path: Path) -> None:
-    """Write an .npz file, whole or not at all."""
+    """Write an .npz file, whole or not at all. Raises as `require_destination`."""
+    require_destination(path)
     header = _Header(
         outputs.image_digests,
         outputs.weights_digest,
         outputs.preprocessing_digest,
         outputs.resolution,
     )
-    with atomic_path(path) as temporary, temporary.open("wb") as stream:
+    with atomic_path(path, remedy=_ANOTHER_FILE) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, logits=outputs.logits, header=np.array(to_json(header)))
 
 
 def load(path: Path) -> ReferenceOutputs:
     """Read reference outputs. Raises InputError for anything that is not such a file."""
     require_file(path, what="reference file")
+    with reading(path, "reference file"):
+        path.open("rb").close()
     try:
         with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as content:
             text, logits = str(content["header"]), content["logits"]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except _DAMAGED as error:
         raise InputError(
             f"{path} does not hold reference outputs",
             hint="make it with `vitdeploy evaluate --save-reference`",
         ) from error
     header = from_json(text, _Header, origin=str(path))
-    if logits.ndim != 2 or len(logits) != len(header.image_digests):
+    rows, kind = len(header.image_digests), logits.dtype
+    if logits.ndim != 2 or len(logits) != rows or logits.shape[1] == 0 or kind != np.float32:
         raise InputError(
-            f"{path} is inconsistent: logits {logits.shape} for {len(header.image_digests)} images",
+            f"{path} is inconsistent: logits {logits.shape} {kind} for {rows} images",
             hint="make it again with `vitdeploy evaluate --save-reference`",
         )
     return ReferenceOutputs(

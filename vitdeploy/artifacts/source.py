@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from vitdeploy.artifacts.files import from_json, require_file
+from vitdeploy.artifacts.files import from_json, reading, require_file
 from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing
 
@@ -42,6 +42,13 @@ class SourceDescription:
     training: dict[str, Any] = field(default_factory=dict)
     task: Task = "classify"
 
+    def __post_init__(self) -> None:
+        if min(*self.native_resolution, self.in_chans) < 1:
+            raise InputError(
+                f"native resolution is {self.native_resolution} with {self.in_chans} channels",
+                hint="make the file again",
+            )
+
     @property
     def num_classes(self) -> int:
         return len(self.labels)
@@ -54,15 +61,18 @@ def description_in(checkpoint: Path) -> SourceDescription | None:
     Raises InputError where the file is missing or no safetensors file.
     """
     require_file(checkpoint, what="checkpoint")
-    with checkpoint.open("rb") as stream:
+    with reading(checkpoint, "checkpoint"), checkpoint.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         header = stream.read(length) if length < _LARGEST_HEADER else b""
     try:
+        # No key at all, or the texts by name that the format asks for.
         metadata = json.loads(header if len(header) == length else b"").get("__metadata__", {})
-    except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as error:
+        text = metadata.get(CHECKPOINT_KEY)
+        if not isinstance(text, str | None):
+            raise TypeError(f"{CHECKPOINT_KEY} is no text")
+    except (ValueError, RecursionError, AttributeError, TypeError) as error:
         raise InputError(
             f"checkpoint {checkpoint} is not a safetensors file, or is cut short",
             hint="copy it again",
         ) from error
-    text = metadata.get(CHECKPOINT_KEY)
     return None if text is None else from_json(text, SourceDescription, origin=str(checkpoint))

@@ -57,6 +57,14 @@ class AccuracyComparison:
     images_needed: int | None
     flipped: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.max_drop_points <= 0:
+            raise InputError(
+                f"{self.images} images may lose {self.max_drop_points} points, "
+                "and both must be above zero",
+                hint="evaluate again",
+            )
+
 
 @dataclass(frozen=True)
 class _Judgement:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.reference import ReferenceOutputs
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.accuracy import AccuracyComparison
 from vitdeploy.benchmarks.report.model import Flip
@@ -116,8 +117,8 @@ def flips_of(
         item = images.items[index]
         flips.append(
             Flip(
-                engine=engine_name,
-                image=item.path.name,
+                engine=printable(engine_name),
+                image=printable(item.path.name),
                 thumbnail=_thumbnail(item.path),
                 true_label=None if item.label is None else labels[item.label],
                 source_prediction=labels[int(source_logits[index].argmax())],

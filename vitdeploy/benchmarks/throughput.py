@@ -66,6 +66,15 @@ class Measurement:
     repeats: int
     samples_ms: tuple[float, ...]
 
+    def __post_init__(self) -> None:
+        timed = self.samples_ms and min(self.samples_ms) >= 0 and self.p50_ms() > 0
+        if self.batch < 1 or not timed:
+            raise InputError(
+                f"{self.name} has {len(self.samples_ms)} timings at batch {self.batch}, "
+                "and all must be above zero",
+                hint="measure again",
+            )
+
     def p50_ms(self) -> float:
         return self._percentile(50)
 
@@ -126,6 +135,15 @@ class BenchmarkResult:
     source_label: str
     comparisons: tuple[ThroughputComparison, ...]
     schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        sessions = len(self.engine_digests) + self.has_source
+        counts = {len(comparison.measurements) for comparison in self.comparisons}
+        if counts != {sessions} or not self.engine_digests:
+            raise InputError(
+                f"there are timings of {sorted(counts)} sessions for {sessions}",
+                hint="measure again",
+            )
 
     def measurements_of(self, digest: str) -> tuple[Measurement, ...]:
         """One measurement per batch size of the engine with this digest."""

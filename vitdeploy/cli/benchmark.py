@@ -58,12 +58,14 @@ def command(
     import json
 
     from vitdeploy import api
+    from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
     from vitdeploy.benchmarks.throughput import TimingConfig
 
     sink = console.progress()
     place = workspace(sink.note)
     loaded = [place.engine(path) for path in engines or (None,)]
+    written = beside(loaded[0].path, FILE_NAME)
     source = None
     if not no_source:
         source = api.load_model(place.model_request(requested_model(None, model)))
@@ -73,14 +75,13 @@ def command(
     result = api.benchmark(
         loaded, source, batch_sizes=batch, config=config, threads=threads, progress=sink
     )
-    written = loaded[0].path.with_name(FILE_NAME)
-    write_text(written, to_json(result))
     if as_json:
         console.emit(True, json.loads(to_json(result)), "")
-        return
-    header = ("Engine", "Batch", "ms/image", "p90 ms", "images/s", "Speed-up (95 % interval)")
-    console.table(header, [row for c in result.comparisons for row in _rows(c)])
-    click.echo(f"written: {written}")
+    else:
+        header = ("Engine", "Batch", "ms/image", "p90 ms", "images/s", "Speed-up (95 % interval)")
+        console.table(header, [row for c in result.comparisons for row in _rows(c)])
+    write_text(written, to_json(result), remedy=COPY_FIRST)
+    sink.note(f"written: {written}")
 
 
 def _rows(comparison: Any) -> list[tuple[str, ...]]:

@@ -59,6 +59,7 @@ def command(
     """
     from vitdeploy import api
     from vitdeploy.artifacts import reference as references
+    from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
     from vitdeploy.benchmarks.evaluation import reference_outputs
     from vitdeploy.errors import InputError
@@ -70,9 +71,13 @@ def command(
     images = place.evaluation(data, description.source)
     if images is None:
         raise InputError("no evaluation images were named", hint="give --data FOLDER")
-    # An engine that cannot run here is refused before minutes go into the source.
+    # What would be refused in the end is refused before minutes go into the source.
+    written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
+    if save_reference is not None:
+        references.require_destination(save_reference)
     api.load_engine(loaded, threads=threads)
     images, left_out = _readable(images, skip_unreadable, sink.note)
+    api.require_unseen(loaded, images)
     if reference is not None:
         baseline = api.baseline_from_reference(references.load(reference), description, images)
     else:
@@ -93,31 +98,32 @@ def command(
         threads=threads,
         progress=sink,
     )
-    written = loaded.path.with_suffix(".accuracy.json")
-    write_text(written, to_json(result))
-    _show(as_json, result, written)
+    _show(as_json, result)
+    write_text(written, to_json(result), remedy=COPY_FIRST)
+    sink.note(f"written: {written}")
+    _judge(result.comparison)
 
 
 def _readable(images: Any, skip: bool, note: Callable[[str], None]) -> tuple[Any, tuple[str, ...]]:
     """Without --skip-unreadable the evaluation itself stops at the first broken image."""
     if not skip:
         return images, ()
+    from vitdeploy.artifacts.strict import printable
     from vitdeploy.images import unreadable
 
     broken = unreadable(images)
     if not broken:
         return images, ()
-    names = tuple(str(images.items[i].path.relative_to(images.root)) for i in broken)
+    names = tuple(printable(str(images.items[i].path.relative_to(images.root))) for i in broken)
     note(f"left out, unreadable: {', '.join(names)}")
     kept = sorted(set(range(len(images))) - set(broken))
     return images.take(kept), names
 
 
-def _show(as_json: bool, result: Any, written: Path) -> None:
+def _show(as_json: bool, result: Any) -> None:
     import json
 
     from vitdeploy.artifacts.files import to_json
-    from vitdeploy.errors import GateFailedError, InconclusiveError
 
     c = result.comparison
     low, high = c.agreement_interval
@@ -137,8 +143,13 @@ def _show(as_json: bool, result: Any, written: Path) -> None:
             f"confidence ({c.lost} lost, {c.gained} gained)"
         )
     lines.append(f"  verdict: {c.verdict}")
-    lines.append(f"  written: {written}")
     console.emit(as_json, json.loads(to_json(result)), "\n".join(lines))
+
+
+def _judge(c: Any) -> None:
+    """The verdict as an exit code."""
+    from vitdeploy.errors import GateFailedError, InconclusiveError
+
     if c.verdict == "fail":
         raise GateFailedError(
             "the engine is worse than its source by more than allowed",

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import PATH, json_option, workspace
+
+if TYPE_CHECKING:
+    from vitdeploy.artifacts.engine import Engine, EngineManifest
+    from vitdeploy.benchmarks.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.throughput import BenchmarkResult
+
+Finding = TypeVar("Finding")
+Say = Callable[[str], None]
 
 
 @click.command()
@@ -35,19 +44,28 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     """
     from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
+    from vitdeploy.artifacts.strict import printable
     from vitdeploy.benchmarks.report import markdown
     from vitdeploy.benchmarks.report.assemble import Evidence
     from vitdeploy.pipeline import now
 
     sink = console.progress()
+    left_out: list[str] = []
+
+    def leave_out(reason: str) -> None:
+        """Said here and in the report, so that nobody misses it there."""
+        left_out.append(printable(f"left out: {reason}"))
+        sink.note(left_out[-1])
+
     if engines:
         loaded = [read_engine(path) for path in engines]
     else:
-        loaded = _siblings(workspace(sink.note).engine(None))
+        loaded = _siblings(workspace(sink.note).newest_engine(), leave_out)
     evidence = Evidence(
         engines=loaded,
-        evaluations=_evaluations(loaded, sink.note),
-        benchmark=_benchmark(loaded, sink.note),
+        evaluations=_evaluations(loaded, sink.note, leave_out),
+        benchmark=_benchmark(loaded, sink.note, leave_out),
+        notes=left_out,
         created=now(),
     )
     report, written = api.report(evidence, output)
@@ -59,48 +77,71 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     click.echo("written: " + ", ".join(str(path) for path in written.values()))
 
 
-def _siblings(newest: Any) -> list[Any]:
-    """The engines beside the newest one that are of the same model and resolution."""
-    from vitdeploy.artifacts.engine import manifest_path, read_engine
+def _siblings(newest: Path, leave_out: Say) -> list[Engine]:
+    """The engines beside `newest` that are of the same model and resolution, damaged ones apart."""
+    from vitdeploy.artifacts.engine import read_engine, read_manifest
+    from vitdeploy.errors import EngineError, InputError
 
-    def key(engine: Any) -> tuple[Any, ...]:
-        return (engine.manifest.model.source.weights_digest, engine.manifest.model.resolution)
+    def key(manifest: EngineManifest) -> tuple[Any, ...]:
+        return (manifest.model.source.weights_digest, manifest.model.resolution)
 
-    paths = sorted(newest.path.parent.glob("*.engine"))
-    found = [read_engine(path) for path in paths if manifest_path(path).is_file()]
-    return [engine for engine in found if key(engine) == key(newest)]
+    wanted = key(read_manifest(newest))
+    found = []
+    for path in sorted(newest.parent.glob("*.engine")):
+        try:
+            if not path.name.startswith(".") and key(read_manifest(path)) == wanted:
+                found.append(read_engine(path))
+        except (InputError, EngineError) as error:
+            leave_out(str(error))
+    if not found:
+        raise InputError(
+            f"{newest.parent} holds no whole engine", hint="run `vitdeploy build-engine` again"
+        )
+    return found
 
 
-def _evaluations(engines: list[Any], note: Any) -> dict[str, Any]:
-    from vitdeploy.artifacts.files import from_json
+def _evaluations(engines: list[Engine], note: Say, leave_out: Say) -> dict[str, EvaluationResult]:
     from vitdeploy.benchmarks.evaluation import EvaluationResult
 
     found = {}
     for engine in engines:
         path = engine.path.with_suffix(".accuracy.json")
-        if not path.is_file():
+        result = _finding(path, EvaluationResult, leave_out)
+        if result is None:
             note(f"not evaluated yet: {engine.path.name}")
-            continue
-        result = from_json(path.read_text(encoding="utf-8"), EvaluationResult, origin=str(path))
-        if result.engine_digest != engine.manifest.engine_digest:
-            note(f"left out: {path.name} is of an older build of this engine")
-            continue
-        found[engine.manifest.engine_digest] = result
+        elif result.engine_digest != engine.manifest.engine_digest:
+            leave_out(f"{path.name} is of an older build of this engine")
+        else:
+            found[engine.manifest.engine_digest] = result
     return found
 
 
-def _benchmark(engines: list[Any], note: Any) -> Any:
-    from vitdeploy.artifacts.files import from_json
+def _benchmark(engines: list[Engine], note: Say, leave_out: Say) -> BenchmarkResult | None:
     from vitdeploy.benchmarks.throughput import BenchmarkResult
     from vitdeploy.cli.benchmark import FILE_NAME
 
     path = engines[0].path.with_name(FILE_NAME)
-    if not path.is_file():
+    result = _finding(path, BenchmarkResult, leave_out)
+    if result is None:
         note("not timed yet: run `vitdeploy benchmark`")
         return None
-    result = from_json(path.read_text(encoding="utf-8"), BenchmarkResult, origin=str(path))
     known = {engine.manifest.engine_digest for engine in engines}
     if not known & set(result.engine_digests):
-        note(f"left out: {path} is of other engines")
+        leave_out(f"{path} is of other engines")
         return None
     return result
+
+
+def _finding(path: Path, kind: type[Finding], leave_out: Say) -> Finding | None:
+    """What a command left beside an engine; None where it is not there or damaged."""
+    from vitdeploy.artifacts.files import from_json, read_text, reading
+    from vitdeploy.errors import InputError
+
+    try:
+        with reading(path, "result"):
+            if not path.exists():
+                return None
+        return from_json(read_text(path, what="result"), kind, origin=str(path))
+    except InputError as error:
+        leave_out(str(error))
+        return None

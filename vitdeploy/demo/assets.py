@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Literal
 
@@ -36,24 +37,44 @@ def reference_path(resolution: Size) -> Path:
 def images_folder(part: Part) -> Path:
     """The folder of calibration or evaluation images, one sub-folder per class.
 
-    Unpacked on first use; several processes may do so at once. Raises
-    OutputError where the cache folder cannot be written.
+    Unpacked on first use, and again where files were lost or changed since;
+    several processes may do so at once. Raises OutputError where the cache
+    folder cannot be written.
     """
     root = environment.cache_folder() / f"demo-{file_digest(IMAGES)[:16]}"
-    if not root.is_dir():
+    if not _is_whole(root):
         _unpack(root)
     return root / part
 
 
+def _is_whole(root: Path) -> bool:
+    """Whether `root` holds the archive's files, each with its bytes, and no others."""
+    with zipfile.ZipFile(IMAGES) as archive:
+        expected = {info.filename: info.CRC for info in archive.infolist() if not info.is_dir()}
+    try:
+        found = {
+            path.relative_to(root).as_posix(): zlib.crc32(path.read_bytes())
+            for path in root.rglob("*")
+            if not path.is_dir()
+        }
+    except OSError:
+        return False
+    return found == expected
+
+
 def _unpack(root: Path) -> None:
     temporary = root.with_name(f"{root.name}.{environment.unique_suffix()}.partial")
+    damaged = temporary.with_suffix(".damaged")
     try:
         with zipfile.ZipFile(IMAGES) as archive:
             archive.extractall(temporary)
+        # Another process may have been first; only a damaged folder makes way.
+        if root.exists() and not _is_whole(root):
+            root.rename(damaged)
         try:
             temporary.rename(root)
         except OSError:
-            # Another process was first; its folder is as good as ours.
+            # Its folder is as good as ours.
             if not root.is_dir():
                 raise
     except OSError as error:
@@ -62,4 +83,5 @@ def _unpack(root: Path) -> None:
             hint="free some space, or set XDG_CACHE_HOME to a folder you may write to",
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for folder in (temporary, damaged):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -7,6 +7,8 @@ Debian's package dataset-fashion-mnist brings the files.
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -15,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from vitdeploy.errors import InputError
+from vitdeploy.artifacts.files import reading
+from vitdeploy.errors import InputError, OutputError
 from vitdeploy.progress import SILENT, Progress
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -29,23 +32,43 @@ _PREFIXES = {"train": "train", "test": "t10k"}
 def unpack(idx_folder: Path, destination: Path, *, progress: Progress = SILENT) -> Path:
     """Write `destination`/{train,test}/<label>/<index>.png, 60,000 and 10,000 images.
 
-    A finished folder is left as it is; an unfinished one is completed.
-    Raises InputError where an idx file is missing or broken.
+    A finished folder is left as it is; an unfinished one, and one that lost or
+    gained images since, is written again. Raises InputError where an idx file
+    is missing or broken, OutputError where `destination` cannot be written.
     """
     for split in _PREFIXES:
-        done = destination / f".{split}.complete"
-        if done.exists():
-            continue
-        pixels, labels = read_split(idx_folder, split)
-        for label in LABELS:
-            (destination / split / label).mkdir(parents=True, exist_ok=True)
-        with progress.task(f"unpacking {split}", len(labels)) as task:
-            for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
-                path = destination / split / LABELS[label] / f"{index:05d}.png"
-                Image.fromarray(image).save(path)
-                task.advance()
-        done.touch()
+        try:
+            if not _is_whole(destination, split):
+                _unpack_split(idx_folder, destination, split, progress)
+        except OSError as error:
+            raise OutputError(
+                f"the images cannot be unpacked to {destination}: {error.strerror or error}",
+                hint="free some space, or set XDG_CACHE_HOME to a folder you may write to",
+            ) from error
     return destination
+
+
+def _is_whole(destination: Path, split: str) -> bool:
+    """Whether as many images lie there as were written to the end."""
+    done = destination / f".{split}.complete"
+    if not done.is_file():
+        return False
+    count = sum(len(names) for _, _, names in os.walk(destination / split))
+    return done.read_text(encoding="utf-8") == str(count)
+
+
+def _unpack_split(idx_folder: Path, destination: Path, split: str, progress: Progress) -> None:
+    pixels, labels = read_split(idx_folder, split)
+    shutil.rmtree(destination / split, ignore_errors=True)
+    for label in LABELS:
+        (destination / split / label).mkdir(parents=True)
+    with progress.task(f"unpacking {split}", len(labels)) as task:
+        for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = destination / split / LABELS[label] / f"{index:05d}.png"
+            Image.fromarray(image).save(path)
+            task.advance()
+    # Last, and with the number, so that an interrupted or damaged folder is noticed.
+    (destination / f".{split}.complete").write_text(str(len(labels)), encoding="utf-8")
 
 
 def read_split(idx_folder: Path, split: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -67,8 +90,10 @@ def _read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
             f"{path} does not exist",
             hint="apt-get install dataset-fashion-mnist, or give the folder of the four idx files",
         )
+    with reading(path, "idx file"):
+        compressed = path.read_bytes()
     try:
-        content = gzip.decompress(path.read_bytes())
+        content = gzip.decompress(compressed)
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{path} is not a gzip file", hint="install the data again") from error
     header = 4 + 4 * dimensions

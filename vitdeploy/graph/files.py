@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from google.protobuf.message import EncodeError
+from google.protobuf.message import DecodeError, EncodeError
 from numpy.typing import NDArray
+from onnx.checker import ValidationError
 
-from vitdeploy.artifacts.files import atomic_path, to_json
+from vitdeploy.artifacts.files import atomic_path, reading, to_json
 from vitdeploy.artifacts.onnx_model import (
     METADATA_KEY,
     ModelDescription,
@@ -21,12 +22,17 @@ from vitdeploy.artifacts.onnx_model import (
     graph_digest,
     write_sidecar,
 )
-from vitdeploy.errors import ExportError
+from vitdeploy.errors import ExportError, InputError
 
 LARGEST_FILE_BYTES = 2**31 - 1
 """Protocol buffers hold no more; a graph of this size needs its weights in a second file."""
 
 _LARGE_WEIGHT = 1024
+_MALFORMED = (
+    ir.serde.SerdeError, ValidationError, DecodeError, ValueError, LookupError, TypeError,
+    AttributeError, RuntimeError,
+)  # fmt: skip
+"""What onnx and onnx_ir raise for graphs that parse and still make no sense."""
 _NUMPY_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.INT8, ir.DataType.UINT8)
 """Types that ONNX Runtime takes from numpy; other weights stay in the proto."""
 
@@ -85,15 +91,40 @@ def _save_with_external_data(model: ir.Model, path: Path) -> None:
 
 
 def load(model: OnnxModel) -> ir.Model:
-    """The graph as onnx_ir holds it, weights in memory, so that the files may be replaced."""
-    graph = ir.load(model.path)
-    for value in graph.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            value.const_value = ir.Tensor(
-                np.array(tensor.numpy()), dtype=tensor.dtype, name=tensor.name
-            )
+    """The graph as onnx_ir holds it, weights in memory, so that the files may be replaced.
+
+    Raises InputError for a graph that contradicts itself, and for weights that
+    are missing, cut short or outside the graph's folder.
+    """
+    try:
+        with reading(model.path, "ONNX model"):
+            graph = ir.load(model.path)
+            for value in graph.graph.initializers.values():
+                if value.const_value is not None:
+                    value.const_value = _in_memory(value.const_value)
+            for value in graph.graph.outputs:
+                if not (value.producer() or value.is_graph_input() or value.is_initializer()):
+                    raise ValueError(f"nothing computes its output {value.name}")
+    except _MALFORMED as error:
+        raise InputError(
+            f"{model.path} cannot be used as a graph: {_root_cause(error)}",
+            hint="export it again, or copy it again with all that lies beside it",
+        ) from error
     return graph
+
+
+def _in_memory(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    values = tensor.numpy()  # ValueError where the bytes are not those of the shape
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(np.array(values), dtype=tensor.dtype, name=tensor.name)
+
+
+def _root_cause(error: BaseException) -> str:
+    """The first cause in words: what it came of is wrapped in the text of whole nodes."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def weights_bytes(model: ir.Model) -> int:

@@ -74,6 +74,18 @@ def test_the_repository_has_one_for_the_demo() -> None:
         ("[model]\npretrained = true", "name"),
         ('[model]\nname = "x"\nnum_classes = "many"', "num_classes"),
         ('model = "x"', "model"),
+        ('[model]\nname = "x"\npretrained = "false"', "pretrained"),
+        ('[model]\nname = "x"\npretrained = 0', "pretrained"),
+        ('[model]\nname = "x"\nnum_classes = 3.7', "num_classes"),
+        ('[model]\nname = "x"\nnum_classes = true', "num_classes"),
+        ('[model]\nname = "x"\nin_chans = "3"', "in_chans"),
+        ('[model]\nname = "x"\nmean = "555"', "mean"),
+        ('[model]\nname = "x"\ncrop_pct = "0.9"', "crop_pct"),
+        ('[model]\nname = "x"\nmodel_kwargs = { drop_rate = nan }', "nan is not a finite"),
+        ("output = 5", "output"),
+        ("[data]\nevaluation = true", "evaluation"),
+        (f"output = {'9' * 5000}", "not valid TOML"),
+        (f"output = {'[' * 5000}", "not valid TOML"),
         ("output = ", "not valid TOML"),
     ],
 )
@@ -83,6 +95,20 @@ def test_what_it_does_not_know_is_refused(tmp_path: Path, text: str, said: str) 
         read_recipe(tmp_path)
     assert "vitdeploy.toml" in str(caught.value)
     assert caught.value.hint
+
+
+def test_whole_numbers_may_stand_for_fractions(tmp_path: Path) -> None:
+    write(tmp_path, '[model]\nname = "x"\ncrop_pct = 1\nmean = [0, 0.5, 1]\npretrained = true')
+    model = read_recipe(tmp_path).model
+    assert model is not None
+    assert (model.crop_pct, model.mean, model.pretrained) == (1.0, (0.0, 0.5, 1.0), True)
+
+
+def test_one_that_cannot_be_read_is_not_overlooked(tmp_path: Path, modes_bind: None) -> None:
+    write(tmp_path, 'output = "x"')
+    (tmp_path / "vitdeploy.toml").chmod(0)
+    with pytest.raises(InputError, match=r"vitdeploy\.toml cannot be read: Permission denied"):
+        read_recipe(tmp_path)
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
@@ -113,7 +139,7 @@ def test_without_a_recipe_a_model_must_be_named(tmp_path: Path) -> None:
     asked = ModelRequest(name="vit_tiny_patch16_224", pretrained=True)
     assert place.model_request(asked) is asked
     assert place.graph(None) is None
-    with pytest.raises(InputError, match="no engine of this model") as caught:
+    with pytest.raises(InputError, match=r"artifacts holds no engine$") as caught:
         place.engine(None)
     assert "build-engine" in str(caught.value.hint)
 

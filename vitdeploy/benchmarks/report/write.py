@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.artifacts.files import to_json, write_text
+from vitdeploy.artifacts.files import to_json, write_bytes
 from vitdeploy.benchmarks.report.html import to_html
 from vitdeploy.benchmarks.report.markdown import to_markdown
 from vitdeploy.benchmarks.report.model import Report, read_report
@@ -19,7 +19,9 @@ def write_report(report: Report, folder: Path) -> dict[str, Path]:
     folder cannot be written.
     """
     texts = {"json": to_json(report), "md": to_markdown(report), "html": to_html(report)}
-    paths = {kind: folder / f"report.{kind}" for kind in texts}
+    # All of them before the first is written: half a report is worse than none.
+    contents = {kind: text.encode() for kind, text in texts.items()}
+    paths = {kind: folder / f"report.{kind}" for kind in contents}
     for kind, path in paths.items():
-        write_text(path, texts[kind])
+        write_bytes(path, contents[kind])
     return paths
