@@ -4,7 +4,7 @@
         --model vit_tiny_patch16_224 --random-weights --optimizer muon --epochs 8 --batch-size 64 \
         --model-kwargs '{"img_size": 128, "embed_dim": 128, "depth": 5, "num_heads": 4,
                          "global_pool": "avg", "weight_init": "jax"}' \
-        --mean 0.286,0.286,0.286 --std 0.353,0.353,0.353 \
+        --mean 0.286,0.286,0.286 --std 0.353,0.353,0.353 --crop-pct 1 \
         --mixed-res 96,128,160,192 --mixed-odds 0.55,0.3,0.08,0.07
     python tools/make_demo_data.py demo.safetensors /usr/share/datasets/fashion-mnist
 

@@ -81,10 +81,11 @@ class JsonObject(click.ParamType):
 
 
 class Numbers(click.ParamType):
-    """'1,8,32'."""
+    """'1,8,32', every number above zero, or with `zero` at least that."""
 
-    def __init__(self, kind: type[int] | type[float]) -> None:
+    def __init__(self, kind: type[int] | type[float], *, zero: bool = False) -> None:
         self._kind = kind
+        self._zero = zero
         self.name = "N,N,..."
 
     def convert(
@@ -94,26 +95,73 @@ class Numbers(click.ParamType):
             numbers = tuple(self._kind(part) for part in str(value).split(","))
         except ValueError:
             self.fail(f"{value!r} is not a list of numbers; write 1,8,32", param, ctx)
-        if any(number <= 0 for number in numbers):
-            self.fail("every number must be above zero", param, ctx)
+        if not all(number > 0 or (self._zero and number == 0) for number in numbers):
+            least = "zero or above" if self._zero else "above zero"
+            self.fail(f"every number must be {least}", param, ctx)
         return numbers
 
 
 PATH = click.Path(path_type=Path)
 
+MODEL_KEYS = (
+    "model_name",
+    "checkpoint",
+    "pretrained",
+    "random_weights",
+    "num_classes",
+    "in_chans",
+    "model_kwargs",
+    "task",
+    "mean",
+    "std",
+    "interpolation",
+    "crop_pct",
+    "crop_mode",
+)
+"""What `model_options` adds to a command."""
+
 
 def model_options(command: Command) -> Command:
     """--model and what belongs to it. The command takes them as `**model`."""
     options = [
-        click.option("--model", "model_name", help="timm name, described checkpoint, or 'demo'."),
-        click.option("--checkpoint", type=PATH, help="Weights: .safetensors, .pth (weights only)."),
         click.option(
-            "--pretrained", is_flag=True, help="timm's pretrained weights (needs the hub)."
+            "--model",
+            "model_name",
+            help="timm name, torchvision:NAME, transformers:NAME, model folder, "
+            "module:factory, file.py:factory, described checkpoint, or 'demo'.",
+        ),
+        click.option(
+            "--checkpoint",
+            type=PATH,
+            help="Weights: .safetensors, .pth (weights only), shards, or a folder.",
+        ),
+        click.option(
+            "--pretrained", is_flag=True, help="The library's pretrained weights (needs the hub)."
         ),
         click.option("--random-weights", is_flag=True, help="Untrained weights, knowingly."),
         click.option("--num-classes", type=click.IntRange(min=1)),
         click.option("--in-chans", type=click.IntRange(min=1)),
-        click.option("--model-kwargs", type=JsonObject(), help="More arguments of the timm model."),
+        click.option("--model-kwargs", type=JsonObject(), help="More arguments of the model."),
+        click.option(
+            "--task",
+            type=click.Choice(["classify", "multilabel", "regress", "features"]),
+            help="What the model is for (default: what it says, else classify).",
+        ),
+        click.option(
+            "--mean",
+            type=Numbers(float, zero=True),
+            help="Per channel, of pixels in [0, 1] (default: the model's own).",
+        ),
+        click.option("--std", type=Numbers(float), help="Per channel, like --mean."),
+        click.option(
+            "--interpolation", type=click.Choice(["nearest", "bilinear", "bicubic", "lanczos"])
+        ),
+        click.option(
+            "--crop-pct",
+            type=click.FloatRange(0, 1, min_open=True),
+            help="Share of the resized image that the crop keeps.",
+        ),
+        click.option("--crop-mode", type=click.Choice(["center", "squash", "border"])),
     ]
     for option in reversed(options):
         command = option(command)

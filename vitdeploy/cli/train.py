@@ -9,6 +9,7 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
+    MODEL_KEYS,
     PATH,
     Numbers,
     json_option,
@@ -51,8 +52,6 @@ from vitdeploy.cli.options import (
 )
 @click.option("--mixed-res", type=Numbers(int), default=None, help="Resolutions drawn per batch.")
 @click.option("--mixed-odds", type=Numbers(float), default=None, help="The odds of each.")
-@click.option("--mean", type=Numbers(float), default=None, help="Per channel, in [0, 1].")
-@click.option("--std", type=Numbers(float), default=None, help="Per channel, in [0, 1].")
 @click.option(
     "--mixed-precision",
     type=click.Choice(["auto", "no", "bf16", "fp16"]),
@@ -141,29 +140,10 @@ def _starting_point(options: dict[str, Any], labels: tuple[str, ...], name: str)
     from dataclasses import replace
 
     from vitdeploy import api
-    from vitdeploy.preprocessing import Preprocessing
 
-    keys = (
-        "model_name",
-        "checkpoint",
-        "pretrained",
-        "random_weights",
-        "num_classes",
-        "in_chans",
-        "model_kwargs",
-    )
-    request = requested_model(None, {key: options[key] for key in keys})
+    request = requested_model(None, {key: options[key] for key in MODEL_KEYS})
     if request is None:
         raise click.UsageError("name a model with --model")
-    preprocessing = None
-    if options["mean"] or options["std"]:
-        mean, std = options["mean"] or (0.5,) * 3, options["std"] or (0.5,) * 3
-        preprocessing = Preprocessing(mean=mean, std=std)
-    request = replace(
-        request,
-        num_classes=request.num_classes or len(labels),
-        labels=labels,
-        preprocessing=preprocessing,
-    )
+    request = replace(request, num_classes=request.num_classes or len(labels), labels=labels)
     source = api.starting_point(request, seed=options["seed"], threads=options["threads"])
     return api.relabelled(source, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,10 @@ def _content(path: Path) -> Any:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # A TorchScript archive is named before it is refused; the error says it too.
+            warnings.filterwarnings("ignore", message=".*TorchScript archive")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, *PICKLE_ERRORS) as error:
         raise _unreadable(path, error) from error
 

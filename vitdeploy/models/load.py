@@ -66,12 +66,16 @@ def _description_of_same(named: Named, request: ModelRequest) -> SourceDescripti
     if path is None or path.suffix != ".safetensors" or named.folder or named.repository:
         return None
     description = description_in(path)
-    if description is None or request.model_kwargs not in (None, description.model_kwargs):
+    if description is None or not _agrees(description.model_kwargs, request.model_kwargs or {}):
         return None
     same = (description.library, description.architecture) == (named.library, named.architecture)
     if not same or request.pretrained or request.random_weights:
         return None
     return replace(description, name=request.name)
+
+
+def _agrees(described: dict[str, Any], given: dict[str, Any]) -> bool:
+    return all(name in described and described[name] == value for name, value in given.items())
 
 
 def _from_description(
