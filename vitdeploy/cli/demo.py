@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli import console
-from vitdeploy.cli.options import PATH, Resolution, json_option
+from vitdeploy.cli.options import PATH, Finite, Resolution, json_option
 
 
 @click.command()
@@ -31,7 +31,7 @@ from vitdeploy.cli.options import PATH, Resolution, json_option
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=2),
+    type=Finite(min=2),
     default=20,
     show_default=True,
     help="Time for the benchmark, per batch size.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,27 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+LONGEST_SIDE = 8192
+"""Pixels; a ViT at patch 16 has 262,144 tokens there."""
+
+LARGEST_BATCH = 65_536
+"""Images; one of 224x224 pixels is 0.6 MB, so more than this fits no machine."""
+
+_DIGITS = 10
+"""More digits than any bound of ours; Python refuses to read thousands of them."""
+
+
+class Finite(click.FloatRange):
+    """A number in a range, which is neither NaN nor infinite."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{_short(value)} is not a finite number", param, ctx)
+        return number
+
 
 class Resolution(click.ParamType):
     """'384' or '384x512' (height x width)."""
@@ -26,10 +48,15 @@ class Resolution(click.ParamType):
     ) -> tuple[int, int]:
         parts = str(value).lower().split("x")
         if len(parts) in (1, 2) and all(
-            part.isdecimal() and 0 < int(part) <= 8192 for part in parts
+            _is_count(part) and 0 < int(part) <= LONGEST_SIDE for part in parts
         ):
             return (int(parts[0]), int(parts[-1]))
-        self.fail(f"{value!r} is not a resolution; write 384 or 384x512", param, ctx)
+        self.fail(
+            f"{_short(value)} is not a resolution of at most {LONGEST_SIDE} pixels a side; "
+            "write 384 or 384x512",
+            param,
+            ctx,
+        )
 
 
 class ResolutionSpan(click.ParamType):
@@ -42,7 +69,7 @@ class ResolutionSpan(click.ParamType):
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         ends = str(value).split(":")
         if len(ends) != 2:
-            self.fail(f"{value!r} is not a range of resolutions; write 224:512", param, ctx)
+            self.fail(f"{_short(value)} is not a range of resolutions; write 224:512", param, ctx)
         low, high = (Resolution().convert(end, param, ctx) for end in ends)
         return low, high
 
@@ -56,11 +83,15 @@ class BatchRange(click.ParamType):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int, int]:
         parts = str(value).split(":")
-        if len(parts) in (1, 3) and all(part.isdecimal() for part in parts):
+        if len(parts) in (1, 3) and all(_is_count(part) for part in parts):
             low, best, high = (int(parts[0]), int(parts[len(parts) // 2]), int(parts[-1]))
-            if 1 <= low <= best <= high:
+            if 1 <= low <= best <= high <= LARGEST_BATCH:
                 return (low, best, high)
-        self.fail(f"{value!r} is not a batch range; write 8 or 1:8:64", param, ctx)
+        self.fail(
+            f"{_short(value)} is not a batch range up to {LARGEST_BATCH}; write 8 or 1:8:64",
+            param,
+            ctx,
+        )
 
 
 class JsonObject(click.ParamType):
@@ -71,9 +102,11 @@ class JsonObject(click.ParamType):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, Any]:
+        from vitdeploy.artifacts.strict import plain_content
+
         try:
-            parsed = json.loads(value)
-        except json.JSONDecodeError as error:
+            parsed = plain_content(json.loads(value))
+        except (ValueError, RecursionError) as error:
             self.fail(f"not valid JSON: {error}", param, ctx)
         if not isinstance(parsed, dict):
             self.fail("write a JSON object, as in '{\"depth\": 6}'", param, ctx)
@@ -81,11 +114,14 @@ class JsonObject(click.ParamType):
 
 
 class Numbers(click.ParamType):
-    """'1,8,32', every number above zero, or with `zero` at least that."""
+    """'1,8,32', every number above zero, or with `zero` at least that, and at most `most`."""
 
-    def __init__(self, kind: type[int] | type[float], *, zero: bool = False) -> None:
+    def __init__(
+        self, kind: type[int] | type[float], *, zero: bool = False, most: float = 1e9
+    ) -> None:
         self._kind = kind
         self._zero = zero
+        self._most = most
         self.name = "N,N,..."
 
     def convert(
@@ -94,12 +130,27 @@ class Numbers(click.ParamType):
         try:
             numbers = tuple(self._kind(part) for part in str(value).split(","))
         except ValueError:
-            self.fail(f"{value!r} is not a list of numbers; write 1,8,32", param, ctx)
+            self.fail(f"{_short(value)} is not a list of numbers; write 1,8,32", param, ctx)
         if not all(number > 0 or (self._zero and number == 0) for number in numbers):
             least = "zero or above" if self._zero else "above zero"
             self.fail(f"every number must be {least}", param, ctx)
+        if not all(number <= self._most for number in numbers):
+            self.fail(f"every number must be at most {self._most:,g}", param, ctx)
         return numbers
 
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < _DIGITS
+
+
+def _short(value: Any, most: int = 40) -> str:
+    """What was typed, quoted, and cut where it would flood the terminal."""
+    text = str(value)
+    return repr(text if len(text) <= most else text[:most] + "...")
+
+
+SEED = click.IntRange(0, 2**32 - 1)
+"""What every library of random numbers takes."""
 
 PATH = click.Path(path_type=Path)
 
@@ -139,8 +190,8 @@ def model_options(command: Command) -> Command:
             "--pretrained", is_flag=True, help="The library's pretrained weights (needs the hub)."
         ),
         click.option("--random-weights", is_flag=True, help="Untrained weights, knowingly."),
-        click.option("--num-classes", type=click.IntRange(min=1)),
-        click.option("--in-chans", type=click.IntRange(min=1)),
+        click.option("--num-classes", type=click.IntRange(1, 10_000_000)),
+        click.option("--in-chans", type=click.IntRange(1, 4096)),
         click.option("--model-kwargs", type=JsonObject(), help="More arguments of the model."),
         click.option(
             "--task",
@@ -149,16 +200,16 @@ def model_options(command: Command) -> Command:
         ),
         click.option(
             "--mean",
-            type=Numbers(float, zero=True),
+            type=Numbers(float, zero=True, most=1),
             help="Per channel, of pixels in [0, 1] (default: the model's own).",
         ),
-        click.option("--std", type=Numbers(float), help="Per channel, like --mean."),
+        click.option("--std", type=Numbers(float, most=1), help="Per channel, like --mean."),
         click.option(
             "--interpolation", type=click.Choice(["nearest", "bilinear", "bicubic", "lanczos"])
         ),
         click.option(
             "--crop-pct",
-            type=click.FloatRange(0, 1, min_open=True),
+            type=Finite(0, 1, min_open=True),
             help="Share of the resized image that the crop keeps.",
         ),
         click.option("--crop-mode", type=click.Choice(["center", "squash", "border"])),
@@ -206,5 +257,7 @@ output_option = click.option(
     help="Folder for results (default: the recipe's, 'artifacts').",
 )
 threads_option = click.option(
-    "--threads", type=click.IntRange(min=1), help="CPU threads (default: all this process may use)."
+    "--threads",
+    type=click.IntRange(1, 1024),
+    help="CPU threads (default: all this process may use).",
 )
