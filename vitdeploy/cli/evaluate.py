@@ -11,6 +11,7 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
+    Finite,
     json_option,
     model_options,
     requested_model,
@@ -26,7 +27,7 @@ from vitdeploy.cli.options import (
 @click.option("--save-reference", type=PATH, help="Store the source's outputs in this .npz file.")
 @click.option(
     "--max-drop",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(min=0, min_open=True),
     default=0.5,
     show_default=True,
     help="Points of top-1 that may be lost, with 95 % confidence.",
