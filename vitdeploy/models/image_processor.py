@@ -20,8 +20,11 @@ _ONE_LEVEL = 1 / 255
 def preprocessing_in(folder: Path, size: Size) -> Preprocessing | None:
     """What the folder's image processor does, for a model of `size`; None where it has none.
 
-    Defaults that the file leaves out are those of the processor's class. Raises
-    InputError, saying what, for steps that `Preprocessing` cannot express.
+    Defaults that the file leaves out are those of the processor's class. Where
+    a crop cuts an odd number of pixels, the library's Pillow and torchvision
+    processors differ by one pixel; `Preprocessing` does what torchvision does.
+
+    Raises InputError, saying what, for steps that `Preprocessing` cannot express.
     """
     path = folder / _FILE
     if not path.is_file():

@@ -24,25 +24,53 @@ def build(
 ) -> nn.Module:
     """Create a timm model in evaluation mode.
 
-    Raises InputError for an unknown name (near ones are suggested) or a
-    keyword the model does not take, MissingDependencyError where pretrained
+    Raises InputError for an unknown name (near ones are suggested) or an
+    argument the model does not take, MissingDependencyError where pretrained
     weights cannot be fetched.
     """
     require_known(architecture)
+    _require_arguments_of_models(architecture, model_kwargs)
     try:
         module = timm.create_model(architecture, pretrained=pretrained, **model_kwargs)
+        _remember_size(module, model_kwargs.get("img_size"))
     except OSError as error:
         raise MissingDependencyError(
             f"the pretrained weights of {architecture} cannot be fetched: {first_line(error)}",
             hint="go online once, or give a local file with --checkpoint",
         ) from error
-    except (TypeError, RuntimeError, ValueError, AssertionError) as error:
+    except _CREATION_ERRORS as error:
         raise InputError(
-            f"timm cannot create {architecture}: {first_line(error)}",
+            f"timm cannot create {architecture}: {type(error).__name__}: {first_line(error)}",
             hint="check --model-kwargs, --num-classes and the tag after the dot",
         ) from error
-    _remember_size(module, model_kwargs.get("img_size"))
     return module.eval()
+
+
+_CREATION_ERRORS = (
+    TypeError, RuntimeError, ValueError, AssertionError, ArithmeticError, LookupError,
+    AttributeError,
+)  # fmt: skip
+"""What timm's constructors raise for arguments without sense (found by trying them)."""
+
+_NOT_OF_MODELS = frozenset({
+    "model_name", "model_cls", "variant", "model_cfg", "checkpoint_path", "cache_dir", "scriptable",
+    "exportable", "no_jit", "kwargs_filter", "feature_cfg", "feature_cls", "features_only",
+    "out_indices", "device", "dtype",
+})  # fmt: skip
+"""Arguments of timm's own machinery: files to load, and what is returned in place of a model."""
+
+
+def _require_arguments_of_models(architecture: str, model_kwargs: dict[str, Any]) -> None:
+    """Raise InputError where arguments would choose other weights, or something else than a model.
+
+    They may come out of a checkpoint: a file must not name another one to load.
+    """
+    refused = [key for key in model_kwargs if key in _NOT_OF_MODELS or key.startswith("pretrained")]
+    if refused:
+        raise InputError(
+            f"{', '.join(refused)} is no argument of {architecture} itself",
+            hint="weights are chosen with --checkpoint, --pretrained or --random-weights",
+        )
 
 
 def _remember_size(module: nn.Module, size: Any) -> None:

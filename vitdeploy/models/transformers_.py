@@ -207,6 +207,8 @@ def at_resolution(module: nn.Module, description: SourceDescription, size: Size)
             f"{description.architecture} cannot run at {size[0]}x{size[1]}: {first_line(error)}",
             hint=f"try a multiple of its own size, or export it at {native[0]}x{native[1]}",
         ) from error
+    if not methods and any("Rope" in type(part).__name__ for part in resized.modules()):
+        methods = "rotary positions computed from the size"
     how = f"transformers {transformers.__version__}: {methods}" if methods else ""
     return Resized(resized, how or "none depend on the resolution")
 

@@ -37,13 +37,18 @@ def recipe_in(
 
     `names` are those of its weights: a plain ViT without a pooler in them is
     built without one, and its class token is the feature. Raises InputError
-    where no class is named.
+    where no class is named, and for quantized weights.
     """
     named = config.get("architectures") or []
     if len(named) != 1:
         raise InputError(
             f"{folder / 'config.json'} names {len(named)} architectures; one is needed",
             hint='save the model with save_pretrained, or write "architectures": ["CLASS"]',
+        )
+    if "quantization_config" in config:
+        raise InputError(
+            f"{folder} holds weights quantized by {config['quantization_config']}",
+            hint="save the model it was quantized from; vitdeploy quantizes it itself",
         )
     architecture, note = str(named[0]), ""
     config = {key: value for key, value in config.items() if key != "architectures"}
