@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -30,3 +33,24 @@ def modes_bind() -> Iterator[None]:
         yield
     finally:
         assert libc.capset(header, held) == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """Mounts a file system of so many MiB and answers its folder; it is gone after the test."""
+    with ExitStack() as mounted:
+
+        def mount(size_mib: int) -> Path:
+            folder = tmp_path / "disk"
+            folder.mkdir()
+            command = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+            try:
+                done = subprocess.run(command, capture_output=True, check=False).returncode == 0
+            except FileNotFoundError:
+                done = False
+            if not done:
+                pytest.skip("root: a small file system cannot be mounted here")
+            mounted.callback(subprocess.run, ["umount", str(folder)], check=True)
+            return folder
+
+        yield mount

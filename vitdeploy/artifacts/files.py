@@ -63,9 +63,13 @@ def atomic_path(destination: Path, *, remedy: str = _WITH_OUT) -> Iterator[Path]
 def require_writable(destination: Path, *, remedy: str = _WITH_OUT) -> None:
     """Raise OutputError where `destination` could not be written, before work goes into it.
 
-    Its folder is made, as writing would make it; a file that is there stays as it is.
+    Nothing is left behind; of a folder that is still to be made, the one above is tried.
     """
-    with suppress(_Probed), atomic_path(destination, remedy=remedy):
+    try:
+        folder = next(parent for parent in destination.parents if parent.exists())
+    except OSError as error:
+        raise _as_output_error(error, destination, remedy) from error
+    with suppress(_Probed), atomic_path(folder / destination.name, remedy=remedy):
         raise _Probed
 
 

@@ -10,6 +10,7 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
+    SEED,
     BatchRange,
     json_option,
     output_option,
@@ -24,7 +25,7 @@ from vitdeploy.cli.options import (
 @click.option("--fp16", is_flag=True, help="All (with --int8: the rest) in FP16, for GPUs.")
 @click.option("--fp32", is_flag=True, help="As exported (the default); with --int8: the rest.")
 @click.option("--calib", type=PATH, help="Calibration images (INT8); 'demo' is the embedded set.")
-@click.option("--calib-images", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--calib-images", type=click.IntRange(1, 10_000_000), default=512, show_default=True)
 @click.option(
     "--range",
     "method",
@@ -34,7 +35,7 @@ from vitdeploy.cli.options import (
     help="How the ranges of activations are chosen.",
 )
 @click.option("--keep", multiple=True, metavar="NODE", help="Leave this Linear node in float.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Draw of calibration images.")
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Draw of calibration images.")
 @click.option(
     "--backend",
     default="auto",
@@ -43,7 +44,9 @@ from vitdeploy.cli.options import (
 )
 @click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
 @click.option("--batch", type=BatchRange(), default="1:8:64", show_default=True)
-@click.option("--workspace", "workspace_mib", type=click.IntRange(min=1), help="MiB (TensorRT).")
+@click.option(
+    "--workspace", "workspace_mib", type=click.IntRange(1, 1 << 24), help="MiB (TensorRT)."
+)
 @threads_option
 @output_option
 @json_option
@@ -64,6 +67,7 @@ def command(
       vitdeploy build-engine model.onnx --fp16 --target sm86,sm89,sm120
     """
     from vitdeploy import api
+    from vitdeploy.artifacts.files import require_writable
     from vitdeploy.backends.base import BuildOptions
     from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
@@ -74,6 +78,7 @@ def command(
     sink = console.progress()
     place = workspace(sink.note)
     folder = output or place.output
+    require_writable(folder / "engine")
     targets = None if options["target"] is None else parse_targets(options["target"])
     backend, why = api.choose_backend(options["backend"], targets)
     sink.note(f"backend: {backend.name} ({why})")
