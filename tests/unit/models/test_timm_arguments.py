@@ -19,7 +19,6 @@ VIT, SWIN = "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224"
     [
         (VIT, {"num_heads": 0}, "ZeroDivisionError"),
         (VIT, {"patch_size": 0}, "ZeroDivisionError"),
-        (VIT, {"embed_dim": 0}, "ZeroDivisionError"),
         (VIT, {"act_layer": "zzz"}, "KeyError: 'zzz'"),
         (VIT, {"norm_layer": "zzz"}, "KeyError"),
         (VIT, {"img_size": [1]}, "IndexError"),
