@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.export.passes.half import supports
+from vitdeploy.export.passes.uint8_input import SCOPE
 from vitdeploy.graph.half import HalfType
 from vitdeploy.graph.rounding import MOVEMENT, RoundingGroup, rounding_groups
 
@@ -45,6 +46,8 @@ def required(model: ir.Model, half: HalfType) -> Reasons:
             reasons[str(node.name)] = f"ONNX has no {half.name} {node.op_type} at opset {opset}"
         elif floats and node not in of_pixels and node.op_type not in _CARRIERS:
             reasons[str(node.name)] = "independent of the pixels: computed once for all images"
+        elif floats and str(node.name).startswith(f"{SCOPE}/") and node.op_type not in MOVEMENT:
+            reasons[str(node.name)] = "normalizes the bytes of the image"
     for value in graph.initializers.values():
         largest = _largest(value)
         if largest > half.largest:

@@ -25,6 +25,9 @@ from vitdeploy.graph.rounding import PRODUCTS, RoundingGroup
 _MOST_PRODUCTS = 0.5
 """Share of the products (MatMul, Gemm, Conv) in float32 beyond which half precision is no gain."""
 
+_BATCH = 2
+"""Inputs in memory at a time: what ONNX Runtime holds between operators is larger than a ViT-B."""
+
 
 @dataclass(frozen=True)
 class Typed:
@@ -48,7 +51,7 @@ class HalfSearch:
         graph: ir.Model,
         half: HalfType,
         tolerance: Tolerance,
-        inputs: NDArray[np.float32],
+        inputs: NDArray,
         *,
         classes: bool,
     ) -> None:
@@ -67,17 +70,19 @@ class HalfSearch:
 
         Raises ExportError where half of the graph would have to stay in float32.
         """
-        kept = half_plan.required(self._graph, self._half)
-        for name, why in half_plan.overflowing(self._graph, self._largest, self._half).items():
-            kept.setdefault(name, why)
-        found = self._finite(kept)
+        found = self.keeping({})
         if self.holds(found.fused):
             return found
         return self._without_the_most_damaging(found)
 
+    def keeping(self, kept: Reasons) -> Typed:
+        """The typed graph with `kept` and whatever would overflow in float32; no more is asked."""
+        overflowing = half_plan.overflowing(self._graph, self._largest, self._half)
+        return self._finite({**overflowing, **half_plan.required(self._graph, self._half), **kept})
+
     def answers(self, typed: ir.Model, variant: Variant) -> NDArray[np.float32]:
         """The output of an emulation on the search's inputs."""
-        return self._session(emulated(typed, variant)).run(self._inputs)
+        return self._run(self._session(emulated(typed, variant)))[0]
 
     def compared(self, answered: NDArray[np.float32]) -> Emulated:
         """How far an answer is from float32's."""
@@ -94,7 +99,11 @@ class HalfSearch:
             model = emulated(typed, "fused")
             rounded = self._rounded_names(model)
             answered, largest = self._run_observed(model, [*rounded])
-            broken = {rounded[name] for name, found in largest.items() if not np.isfinite(found)}
+            broken = {
+                rounded[name]
+                for name, found in largest.items()
+                if np.isfinite(self._largest[rounded[name]]) and not np.isfinite(found)
+            }
             if not broken:
                 return Typed(typed, kept, self.compared(answered))
             more = half_plan.not_finite(self._graph, broken, kept)
@@ -161,8 +170,9 @@ class HalfSearch:
         found = []
         for index, group in enumerate(groups):
             switches = np.arange(len(groups)) == index
-            answered = session.run_all(self._inputs, {SWITCHES: switches})[0]
-            error = float(np.sqrt(np.mean((answered - self._exact) ** 2))) / spread
+            # A ranking: a few inputs do for it.
+            answered = session.run_all(self._inputs[:_BATCH], {SWITCHES: switches})[0]
+            error = float(np.sqrt(np.mean((answered - self._exact[:_BATCH]) ** 2))) / spread
             found.append((group, error if np.isfinite(error) else np.inf))
         return sorted(found, key=lambda entry: entry[1], reverse=True)
 
@@ -206,11 +216,19 @@ class HalfSearch:
         self, model: ir.Model, names: Sequence[str]
     ) -> tuple[NDArray[np.float32], dict[str, float]]:
         """The output, and each value's largest magnitude (NaN where the value holds one)."""
-        session = self._session(with_magnitudes(model, names))
-        answered, *numbers = session.run_all(self._inputs)
-        largest, sums = (np.array(numbers[start::2], np.float64) for start in (0, 1))
+        answered, *numbers = self._run(self._session(with_magnitudes(model, names)))
+        largest = np.array([np.max(parts) for parts in numbers[0::2]], np.float64)
+        sums = np.array([np.sum(parts) for parts in numbers[1::2]], np.float64)
         magnitudes = np.where(np.isfinite(sums), largest, np.nan)
         return answered, dict(zip(names, map(float, magnitudes), strict=True))
 
+    def _run(self, session: GraphSession) -> list[NDArray[np.float32]]:
+        """Every output, run `_BATCH` inputs at a time; one number a batch for observers."""
+        starts = range(0, len(self._inputs), _BATCH)
+        parts = [session.run_all(self._inputs[at : at + _BATCH]) for at in starts]
+        return [
+            np.concatenate([np.atleast_1d(p) for p in each]) for each in zip(*parts, strict=True)
+        ]
+
     def _session(self, model: ir.Model) -> GraphSession:
-        return GraphSession(files.serialize(model), optimize=False)
+        return GraphSession(files.runnable(model), optimize=False)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import (
     Forecast,
     ModelDescription,
     OnnxModel,
+    Output,
     Precision,
     recipe_digest,
     stem_of,
@@ -19,10 +20,13 @@ from vitdeploy.artifacts.onnx_model import (
 )
 from vitdeploy.errors import InputError
 from vitdeploy.export import forecast
-from vitdeploy.export.half_search import HalfSearch
+from vitdeploy.export.forecast import tolerance_of
+from vitdeploy.export.half_plan import name_nodes
+from vitdeploy.export.half_search import HalfSearch, Typed
+from vitdeploy.export.passes.activation_quantizers import without_activation_quantizers
 from vitdeploy.export.samples import as_bytes, sample_inputs
 from vitdeploy.graph import files
-from vitdeploy.graph.half import HALF_TYPES, HalfName
+from vitdeploy.graph.half import BF16, FP16, HalfName
 from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress
 
@@ -49,7 +53,9 @@ def to_half(
     smooth noise): nodes whose values overflow, or whose rounding loses the
     prediction, stay in float32, until the fused emulation answers as the
     float32 graph does. Which and why stands in the file, with the forecast.
-    A forecast of the worst case that does not hold is only said.
+    Which, and why, of an INT8 graph is found with its activations in float;
+    its forecast, and that of the worst case, are only said where they do not
+    hold.
 
     Raises InputError where the graph is typed already or cannot be, ExportError
     where half of it would have to stay in float32.
@@ -57,24 +63,20 @@ def to_half(
     description = model.description
     typed_precision = _typed_precision(model, precision)
     inputs, real = _inputs(description, images)
-    with progress.task(f"judging {typed_precision}", 3) as task:
-        search = HalfSearch(
-            files.load(model),
-            HALF_TYPES[precision],
-            forecast.tolerance_of(typed_precision),
-            inputs,
-            classes=description.output in ("logits", "probabilities"),
-        )
-        task.advance()
-        typed = search.typed()
+    with progress.task(f"judging {typed_precision}", 2) as task:
+        search, typed = _searched(files.load(model), typed_precision, description.output, inputs)
         task.advance()
         worst = search.compared(search.answers(typed.graph, "worst"))
         task.advance()
-    if not search.holds(worst):
-        progress.note(
-            f"{typed_precision}, worst case (every operator rounds, products add up in half "
-            f"precision): {forecast.in_words(worst)}; compare the engine with the source"
-        )
+    for what, found in (
+        ("forecast", typed.fused),
+        ("worst case (every operator rounds, products add up in half precision)", worst),
+    ):
+        if not search.holds(found):
+            progress.note(
+                f"{typed_precision}, {what}: {forecast.in_words(found)}; "
+                "compare the engine with the source"
+            )
     kept = hashlib.sha256(repr(sorted(typed.kept)).encode()).hexdigest()[:8]
     changed = with_description(
         model,
@@ -85,6 +87,30 @@ def to_half(
     )
     path = folder / f"{stem_of(changed, recipe_digest(changed))}.onnx"
     return files.save(typed.graph, changed, path)
+
+
+def _searched(
+    graph: ir.Model, precision: Precision, output: Output, inputs: NDArray
+) -> tuple[HalfSearch, Typed]:
+    """The typed graph, and the search that compares it with the float32 one."""
+    name_nodes(graph.graph)
+    half = BF16 if precision == "bf16" else FP16
+    classes = output in ("logits", "probabilities")
+    if precision != "int8-fp16":
+        search = HalfSearch(graph, half, tolerance_of(precision), inputs, classes=classes)
+        return search, search.typed()
+    # Quantizers turn the smallest rounding into a whole step or nothing, which would blame
+    # half precision for what INT8 costs: so what has to stay is found without them.
+    smooth = HalfSearch(
+        without_activation_quantizers(graph.clone()),
+        half,
+        tolerance_of("fp16"),
+        inputs,
+        classes=classes,
+    )
+    kept = smooth.typed().kept
+    search = HalfSearch(graph, half, tolerance_of(precision), inputs, classes=classes)
+    return search, search.keeping(kept)
 
 
 def _typed_precision(model: OnnxModel, half: HalfName) -> Precision:
@@ -101,10 +127,8 @@ def _typed_precision(model: OnnxModel, half: HalfName) -> Precision:
     )
 
 
-def _inputs(
-    description: ModelDescription, images: ImageSet | None
-) -> tuple[NDArray[np.float32], bool]:
+def _inputs(description: ModelDescription, images: ImageSet | None) -> tuple[NDArray, bool]:
     inputs, real = sample_inputs(description.source, description.resolution, images)
     if description.input_format == "uint8-nhwc":
-        return as_bytes(inputs, description.source.preprocessing), real  # type: ignore[return-value]
+        return as_bytes(inputs, description.source.preprocessing), real
     return inputs, real

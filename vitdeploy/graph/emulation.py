@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.graph import files
+from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.graph.half import FP16, HalfType, half_type_of, infer_missing_types
 from vitdeploy.graph.products import accumulate_in_chunks
 from vitdeploy.graph.rounding import RoundingGroup, rounding_groups
@@ -26,12 +27,12 @@ SWITCHES = "rounding_switches"
 """Input of a switchable emulation: (groups,) booleans, true where a group rounds."""
 
 
-def emulate(model: OnnxModel, variant: Variant) -> bytes:
-    """The emulation of a typed graph file, serialized; inputs and outputs are the file's.
+def emulate(model: OnnxModel, variant: Variant) -> RunnableGraph:
+    """The emulation of a typed graph file, for ONNX Runtime; inputs and outputs are the file's.
 
     Raises InputError where the graph computes in float32 throughout.
     """
-    return files.serialize(emulated(files.load(model), variant))
+    return files.runnable(emulated(files.load(model), variant))
 
 
 def emulated(typed: ir.Model, variant: Variant) -> ir.Model:

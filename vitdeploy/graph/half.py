@@ -25,7 +25,6 @@ class HalfType:
 
 FP16 = HalfType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-10)
 BF16 = HalfType("bf16", ir.DataType.BFLOAT16, 3.3895313892515355e38, 2.0**-7)
-HALF_TYPES: dict[HalfName, HalfType] = {"fp16": FP16, "bf16": BF16}
 
 
 def infer_missing_types(model: ir.Model) -> ir.Model:

@@ -18,17 +18,23 @@ def with_magnitudes(model: ir.Model, values: Sequence[str]) -> ir.Model:
     by_name = {value.name: value for node in graph for value in node.outputs}
     by_name.update({value.name: value for value in graph.inputs})
     for index, name in enumerate(values):
-        absolute = ir.node("Abs", [by_name[name]], name=f"observer_{index}/Abs")
-        graph.append(absolute)
-        _name_output(absolute)
-        for operator in ("ReduceMax", "ReduceSum"):
-            node = ir.node(
-                operator, absolute.outputs, {"keepdims": 0}, name=f"observer_{index}/{operator}"
-            )
-            graph.append(node)
+        value = by_name[name]
+        absolute = ir.node("Abs", [value], name=f"observer_{index}/Abs")
+        reduced = [
+            ir.node(op_type, absolute.outputs, {"keepdims": 0}, name=f"observer_{index}/{op_type}")
+            for op_type in ("ReduceMax", "ReduceSum")
+        ]
+        for node in (absolute, *reduced):
             _name_output(node)
+        for node in reduced:
             node.outputs[0].shape = ir.Shape([])
             graph.outputs.append(node.outputs[0])
+        producer = value.producer()
+        # Where the value is answered, not at the end: there all would be held until then.
+        if producer is None:
+            graph.insert_before(graph[0], [absolute, *reduced])
+        else:
+            graph.insert_after(producer, [absolute, *reduced])
     return observed
 
 
