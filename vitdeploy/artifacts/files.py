@@ -153,8 +153,10 @@ def reading(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         denied = isinstance(error, PermissionError)
+        # What lies beside a file, or in a folder, may be what cannot be read.
+        other = "" if error.filename in (None, str(path)) else f": {error.filename}"
         raise InputError(
-            f"{what} {path} cannot be read: {error.strerror or error}",
+            f"{what} {path} cannot be read: {error.strerror or error}{other}",
             hint="make it (and its folder) readable for this user"
             if denied
             else "check the path and the disk",
