@@ -183,7 +183,7 @@ def _show_description(found: ModelDescription) -> None:
     _line("output", found.output)
     _line("labels", _labels(source.labels))
     if found.positions:
-        _line("positions", found.positions)
+        _line("resampling", found.positions)
     _show_checks(found)
 
 
@@ -209,8 +209,9 @@ def _show_checks(found: ModelDescription) -> None:
             f"cosine {worst.cosine:.5f} to {fused.cosine:.5f}, agreement {worst.agreement:.1%} "
             f"to {fused.agreement:.1%} with float32 on {forecast.images} images",
         )
-    for name, reason in found.kept_float32.items():
-        _line("in float32", f"{name}: {reason}")
+    for reason in dict.fromkeys(found.kept_float32.values()):
+        names = [name for name, why in found.kept_float32.items() if why == reason]
+        _line("in float32", f"{reason}: {len(names)} node(s), {', '.join(names)}")
 
 
 def _show_graph(found: GraphSummary) -> None:

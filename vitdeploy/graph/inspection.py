@@ -79,13 +79,16 @@ class GraphFile:
         return None if size is None else positions_in(self.skeleton, self.known, size)
 
     def native_positions(self) -> PositionGrid | None:
-        """The positions a dynamic graph adds at its source's own size; None in other graphs.
+        """The positions a dynamic graph adds at its source's own size.
 
-        At that size resampling changes nothing, so these are the trained ones.
+        There resampling changes nothing, so these are the trained ones. None
+        in graphs of one size, and where this is that size already.
         """
         if self.description is None or self.description.resolution_range is None:
             return None
         native = self.description.source.native_resolution
+        if native == self.image_size:
+            return None
         sizes = input_sizes(self.skeleton, self.image, self.description, native)
         return positions_in(self.skeleton, shapes_at(self.skeleton, sizes), native)
 

@@ -86,15 +86,22 @@ def shape_value(node: onnx.NodeProto, shape: Shape) -> NDArray:
 
 
 def _fix_inputs(graph: onnx.GraphProto, sizes: Mapping[str, Shape]) -> None:
-    """Write `sizes` into the inputs; outputs and stated shapes lose what may now be wrong."""
+    """Write `sizes` into the inputs; in stated shapes, symbols of inputs get their values and
+    what is computed from them is taken back."""
+    values: dict[str, int] = {}
     for value in graph.input:
         if value.name in sizes:
             for dim, size in zip(value.type.tensor_type.shape.dim, sizes[value.name], strict=True):
+                if dim.HasField("dim_param"):
+                    values[dim.dim_param] = size
                 dim.dim_value = size
     for value in (*graph.output, *graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.HasField("dim_param"):
+                size = values.get(dim.dim_param)
                 dim.Clear()
+                if size is not None:
+                    dim.dim_value = size
 
 
 def _readable(graph: onnx.GraphProto) -> dict[str, NDArray]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from vitdeploy.errors import InputError
 
 _KEPT_ELEMENTS = 1024
 """Constants up to this size stay: shape arithmetic reads them."""
+
+_UNREADABLE = (LookupError, OSError, TypeError, ValueError, ValidationError)
+"""What onnx raises on constants of no known type, cut short, or in files it may not read."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +46,9 @@ class Skeleton:
         Raises InputError where they lie in another file that is missing, too
         short, or outside the graph's folder.
         """
-        tensor = self.weights[name]
         try:
-            return numpy_helper.to_array(tensor, base_dir=str(self.folder))
-        except (LookupError, OSError, TypeError, ValueError, ValidationError) as error:
+            return _array(self.weights[name], self.folder)
+        except _UNREADABLE as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
                 f"the values of {name} cannot be read: {reason}",
@@ -75,16 +78,15 @@ def skeleton_of(proto: onnx.ModelProto, folder: Path) -> Skeleton:
         if value.name not in weights:
             graph.input.add().CopyFrom(value)
     graph.output.extend(proto.graph.output)
-    for tensor in proto.graph.initializer:
-        _add_constant(graph, tensor)
+    whole = [_add_constant(graph, t, folder, t.name) for t in proto.graph.initializer]
     for node in proto.graph.node:
         tensor = _constant_tensor(node)
         if tensor is None:
             graph.node.add().CopyFrom(node)
         else:
             weights[node.output[0]] = tensor
-            _add_constant(graph, tensor, name=node.output[0])
-    _add_foreign_shapes(graph, proto)
+            whole.append(_add_constant(graph, tensor, folder, node.output[0]))
+    _add_stated_shapes(graph, proto, everywhere=not all(whole))
     if light.functions:
         light = onnx.inliner.inline_local_functions(light)
     return Skeleton(light, weights, folder)
@@ -132,29 +134,45 @@ def _constant_tensor(node: onnx.NodeProto) -> onnx.TensorProto | None:
     return next((a.t for a in node.attribute if a.name == "value"), None)
 
 
-def _add_constant(graph: onnx.GraphProto, tensor: onnx.TensorProto, name: str = "") -> None:
-    elements = math.prod(tensor.dims)
-    external = tensor.data_location == onnx.TensorProto.EXTERNAL
-    if elements <= _KEPT_ELEMENTS and not external:
+def _array(tensor: onnx.TensorProto, folder: Path) -> NDArray:
+    # Older releases of onnx write what they read into the tensor, which is the caller's.
+    copied = onnx.TensorProto()
+    copied.CopyFrom(tensor)
+    return numpy_helper.to_array(copied, base_dir=str(folder))
+
+
+def _add_constant(
+    graph: onnx.GraphProto, tensor: onnx.TensorProto, folder: Path, name: str
+) -> bool:
+    """Add a small constant whole, a large one as a typed input.
+
+    Answers whether that was possible: a small one in a missing file has no values.
+    """
+    small = math.prod(tensor.dims) <= _KEPT_ELEMENTS
+    if small and tensor.data_location != onnx.TensorProto.EXTERNAL:
         kept = graph.initializer.add()
         kept.CopyFrom(tensor)
-        kept.name = name or tensor.name
-    else:
-        graph.input.append(
-            onnx.helper.make_tensor_value_info(
-                name or tensor.name, tensor.data_type, list(tensor.dims)
-            )
-        )
+        kept.name = name
+        return True
+    if small:
+        with suppress(*_UNREADABLE):
+            graph.initializer.append(numpy_helper.from_array(_array(tensor, folder), name))
+            return True
+    graph.input.append(
+        onnx.helper.make_tensor_value_info(name, tensor.data_type, list(tensor.dims))
+    )
+    return not small
 
 
-def _add_foreign_shapes(graph: onnx.GraphProto, proto: onnx.ModelProto) -> None:
-    """Keep the stated shapes of outputs that only another runtime's operators explain."""
-    foreign = {
+def _add_stated_shapes(graph: onnx.GraphProto, proto: onnx.ModelProto, *, everywhere: bool) -> None:
+    """Keep the file's own shapes where inference finds none: behind operators of other domains,
+    and `everywhere` where the constants of shape arithmetic are missing."""
+    stated = {
         name
         for node in proto.graph.node
-        if node.domain not in ("", "ai.onnx")
+        if everywhere or node.domain not in ("", "ai.onnx")
         for name in node.output
     }
     for value in proto.graph.value_info:
-        if value.name in foreign:
+        if value.name in stated:
             graph.value_info.add().CopyFrom(value)

@@ -185,8 +185,12 @@ def _stored(name: str, producers: dict[str, onnx.NodeProto], known: Shapes) -> t
     """The type behind casts, moves and a DequantizeLinear, and whether there was one."""
     source = name
     node = producers.get(source)
+    passed = {name}  # a broken file may run in a circle
     while node is not None and node.op_type in _MOVES and node.input:
         source = node.input[0]
+        if source in passed:
+            break
+        passed.add(source)
         node = producers.get(source)
     if node is not None and node.op_type == "DequantizeLinear" and node.input:
         return type_name(known.types.get(node.input[0], 0)), True

@@ -18,12 +18,14 @@ from torch import nn
 from torch.nn import functional
 
 from vitdeploy.errors import InputError
+from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.graph.inspection import compared_positions, read_graph
 from vitdeploy.graph.positions import PositionGrid, positions_in_checkpoint
 from vitdeploy.graph.similarity import (
     kept_cosines,
     position_figures,
 )
+from vitdeploy.models.load import ModelRequest, seeded_random_source
 from vitdeploy.preprocessing import Size
 
 NATIVE: Size = (64, 96)
@@ -238,6 +240,35 @@ def test_what_a_dynamic_graph_adds_at_each_size(tmp_path: Path) -> None:
         np.testing.assert_allclose(found.vectors, expected.numpy(), atol=1e-6)
 
 
+def test_an_exported_range_shows_what_was_trained(tmp_path: Path) -> None:
+    request = ModelRequest(
+        name="vit_tiny_patch16_224",
+        random_weights=True,
+        model_kwargs={
+            **{"depth": 1, "embed_dim": 48, "num_heads": 3, "num_classes": 5},
+            "img_size": list(NATIVE),
+        },
+    )
+    source = seeded_random_source(request, 0)
+    trained = torch.cat([torch.zeros(1, 48), torch.from_numpy(planted(4, 6)).reshape(24, 48)])
+    with torch.no_grad():
+        for parameter in source.module.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        source.module.pos_embed.copy_(trained[None])
+    options = ExportOptions(dynamic_resolution=((64, 64), (160, 160)))
+    path = export(source, options, tmp_path).path
+    graph = read_graph(path, resolution=(96, 160))
+    after, native = graph.positions(), graph.native_positions()
+    assert after is not None
+    assert native is not None
+    expected = source.at((96, 160)).module.pos_embed[0, 1:].reshape(6, 10, 48).detach().numpy()
+    np.testing.assert_allclose(after.vectors, expected, atol=1e-5)
+    np.testing.assert_array_equal(native.vectors, planted(4, 6))
+    assert read_graph(path, resolution=NATIVE).native_positions() is None
+    with pytest.raises(InputError, match="does not take 96x176"):
+        read_graph(path, resolution=(96, 176))
+
+
 # --- what cannot be read -----------------------------------------------------------------
 
 
@@ -289,7 +320,7 @@ def external(grown_graph: onnx.ModelProto, folder: Path, location: str) -> Path:
     proto = onnx.ModelProto()
     proto.CopyFrom(grown_graph)
     path = folder / "external.onnx"
-    onnx.save(proto, path, save_as_external_data=True, location="external.data", size_threshold=100)
+    onnx.save(proto, path, save_as_external_data=True, location="external.data", size_threshold=0)
     moved = onnx.load(path, load_external_data=False)
     for tensor in moved.graph.initializer:
         for entry in tensor.external_data:
@@ -309,11 +340,16 @@ def test_external_data_is_read_where_it_is_needed(
     (file,) = read.summary.external
     data = tmp_path / "external.data"
     assert (file.location, file.size_bytes) == ("external.data", data.stat().st_size)
-    macs = read.summary.work.macs
+    inside = read_graph(saved(ir.from_proto(grown_graph), tmp_path / "inside.onnx")).summary.work
+    assert read.summary.work == inside
+    bare = onnx.load(path, load_external_data=False)
+    del bare.graph.value_info[:]
+    onnx.save(bare, tmp_path / "bare.onnx")
+    assert read_graph(tmp_path / "bare.onnx").summary.work == inside
     data.unlink()
     missing = read_graph(path)
     assert missing.summary.external[0].size_bytes is None
-    assert missing.summary.work.macs == macs
+    assert missing.summary.work == inside
     with pytest.raises(InputError, match="pos_embed cannot be read"):
         missing.positions()
 
