@@ -17,7 +17,15 @@ from vitdeploy.models.names import Named, require_known_to_timm
 from vitdeploy.models.request import ModelRequest
 from vitdeploy.models.weight_names import without_wrappers
 
-_PREPARED = ("mean", "std", "interpolation", "crop_pct", "crop_mode", "input_size")
+_PREPARED: dict[str, type[Any]] = {
+    "mean": list,
+    "std": list,
+    "interpolation": str,
+    "crop_pct": float,
+    "crop_mode": str,
+    "input_size": list,
+}
+"""Of timm's pretrained configuration: what is read, and its type in JSON."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +83,7 @@ def _arguments(request: ModelRequest) -> dict[str, Any]:
 
 
 def _channels(module: nn.Module, kwargs: dict[str, Any]) -> int:
-    return int(getattr(module, "channels", kwargs.get("in_chans", 3)))
+    return int(getattr(module, "channels", None) or kwargs.get("in_chans") or 3)
 
 
 def open_folder(named: Named, request: ModelRequest) -> Opened:
@@ -106,28 +114,40 @@ def open_folder(named: Named, request: ModelRequest) -> Opened:
 def _timm_folder(
     folder: Path, config: dict[str, Any], weights: Path | None, request: ModelRequest
 ) -> Opened:
-    saved = config.get("pretrained_cfg", config)
-    architecture = str(config.get("architecture", ""))
-    kwargs = {**config.get("model_args", {}), **_arguments(request)}
-    classes = config.get("num_classes", saved.get("num_classes"))
-    if classes is not None:
-        kwargs.setdefault("num_classes", classes)
-    if config.get("global_pool"):
-        kwargs.setdefault("global_pool", config["global_pool"])
-    if saved.get("fixed_input_size") and saved.get("input_size"):
-        kwargs.setdefault("img_size", list(saved["input_size"][-2:]))
+    saved = _part(folder, config, "pretrained_cfg", dict) or config
+    architecture = _part(folder, config, "architecture", str) or ""
+    kwargs = {**(_part(folder, config, "model_args", dict) or {}), **_arguments(request)}
+    for key in ("num_classes", "global_pool"):
+        if (value := config.get(key, saved.get(key))) is not None:
+            kwargs.setdefault(key, value)
+    size = _part(folder, saved, "input_size", list)
+    if saved.get("fixed_input_size") and size:
+        kwargs.setdefault("img_size", size[-2:])
     require_known_to_timm(architecture)
     module = library("timm").build(architecture, model_kwargs=kwargs)
-    known = {key: saved[key] for key in _PREPARED if saved.get(key) is not None}
+    known = {
+        key: value
+        for key, kind in _PREPARED.items()
+        if (value := _part(folder, saved, key, kind)) is not None
+    }
     module.pretrained_cfg = {**module.pretrained_cfg, **known}  # type: ignore[assignment, dict-item]
     origin = "random weights"
     if weights is not None:
         origin = load_checkpoint(module, weights, new_head=request.pretrained)
         origin = f"{folder.name}/{origin}" if weights.parent == folder else origin
-    names = config.get("label_names", saved.get("label_names"))
-    labels = tuple(map(str, names)) if names and len(names) == kwargs.get("num_classes") else None
-    return Opened(
-        module, "timm", architecture, kwargs, origin, int(kwargs.get("in_chans", 3)), labels
+    names = _part(folder, {**saved, **config}, "label_names", list) or []
+    labels = tuple(map(str, names)) if len(names) == kwargs.get("num_classes") else None
+    return Opened(module, "timm", architecture, kwargs, origin, _channels(module, kwargs), labels)
+
+
+def _part(folder: Path, config: dict[str, Any], key: str, kind: type[Any]) -> Any:
+    value = config.get(key)
+    whole = kind is float and type(value) is int
+    if value is None or isinstance(value, kind) or whole:
+        return value
+    raise InputError(
+        f"{folder / 'config.json'}: {key} is {value!r}, which should be a {kind.__name__}",
+        hint="copy the whole folder again",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 import transformers
+from huggingface_hub import errors as hub_errors
 from torch import nn
 from transformers.utils import logging as transformers_logging
 
@@ -29,6 +30,15 @@ from vitdeploy.models.transformers_positions import (
 from vitdeploy.preprocessing import Preprocessing, Size
 
 _PLAIN = "vitdeploy_plain"
+_STRICT: type[Exception] = getattr(hub_errors, "StrictDataclassError", ValueError)
+"""What configurations of transformers 5 raise for values of another type."""
+
+_SENSELESS = (
+    TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError,
+    AssertionError, _STRICT,
+)  # fmt: skip
+"""What the library raises for configurations without sense (found by trying values)."""
+
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier")
 
 
@@ -74,12 +84,12 @@ def build(
     tower, and for a configuration it does not take.
     """
     known, options = _class_of(architecture), dict(model_kwargs)
-    config = _configuration(known, options.pop("config"))
+    config = _configuration(known, options.pop("config", None))
     with _quietly():
         try:
             config._attn_implementation = "eager"
             module = known(config, **options)
-        except (TypeError, ValueError, AttributeError, KeyError, ZeroDivisionError) as error:
+        except _SENSELESS as error:
             raise InputError(
                 f"transformers cannot create {architecture}: {first_line(error)}",
                 hint="check config.json and --model-kwargs",
@@ -101,7 +111,7 @@ def with_weights(
     Raises InputError listing every key that does not fit.
     """
     known, options = _class_of(architecture), dict(model_kwargs)
-    config = _configuration(known, options.pop("config"))
+    config = _configuration(known, options.pop("config", None))
     with _quietly():
         try:
             module, report = known.from_pretrained(
@@ -113,7 +123,7 @@ def with_weights(
                 attn_implementation="eager",
                 **options,
             )
-        except (TypeError, ValueError, AttributeError, KeyError, RuntimeError) as error:
+        except _SENSELESS as error:
             raise InputError(
                 f"transformers cannot load {origin} as {architecture}: {first_line(error)}",
                 hint="check that config.json belongs to these weights",
@@ -146,12 +156,14 @@ def _class_of(architecture: str) -> Any:
     return known
 
 
-def _configuration(known: Any, values: dict[str, Any]) -> Any:
+def _configuration(known: Any, values: Any) -> Any:
     try:
+        if not isinstance(values, dict):
+            raise TypeError("it is no JSON object")
         return known.config_class.from_dict(copy.deepcopy(values))
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except _SENSELESS as error:
         raise InputError(
-            f"the configuration of {known.__name__} cannot be used: {first_line(error)}",
+            f"the configuration of {known.__name__} cannot be used: {' '.join(str(error).split())}",
             hint="mend config.json, or --model-kwargs",
         ) from error
 

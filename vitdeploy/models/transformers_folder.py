@@ -39,7 +39,8 @@ def recipe_in(
     built without one, and its class token is the feature. Raises InputError
     where no class is named, and for quantized weights.
     """
-    named = config.get("architectures") or []
+    named = config.get("architectures")
+    named = named if isinstance(named, list) else []
     if len(named) != 1:
         raise InputError(
             f"{folder / 'config.json'} names {len(named)} architectures; one is needed",
