@@ -72,7 +72,7 @@ def main(checkpoint: Path, idx_folder: Path) -> None:
         shutil.copyfile(graph.path, assets.GRAPH)
     for size in (assets.NATIVE, assets.RESOLUTION):
         baseline = api.baseline_from_source(source, size, images)
-        print(f"top-1 at {size[0]}: {baseline.top1:.2%}")  # noqa: T201
+        print(f"top-1 at {size[0]}: {baseline.top1:.2%}")
         description = with_description(graph, resolution=size)
         outputs = reference_outputs(baseline.logits, images, description)
         reference.save(outputs, assets.reference_path(size))

@@ -24,6 +24,7 @@ from vitdeploy.errors import InputError
 from vitdeploy.export import samples
 from vitdeploy.export.dynamic.sizes import best_size, range_of
 from vitdeploy.export.dynamic.verify import verify_dynamic
+from vitdeploy.export.passes.fold_constants import fold_constants
 from vitdeploy.export.passes.module_names import name_nodes_by_module
 from vitdeploy.export.passes.uint8_input import with_uint8_input
 from vitdeploy.export.precision import to_half
@@ -89,9 +90,9 @@ def export(
     _require_answerable(source)
     with progress.task("exporting", 3) as task:
         sized, sizes = _sized(source, options)
-        model = name_nodes_by_module(_traced(sized, sizes, options.opset))
+        model = fold_constants(name_nodes_by_module(_traced(sized, sizes, options.opset)))
         task.advance()
-        passes = ["name_nodes_by_module"]
+        passes = ["name_nodes_by_module", "fold_constants"]
         as_bytes = options.input_format == "uint8-nhwc"
         if as_bytes:
             model = with_uint8_input(model, sized.description.preprocessing)

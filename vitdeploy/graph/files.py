@@ -80,7 +80,12 @@ def _save_with_external_data(model: ir.Model, path: Path) -> None:
     tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
     with atomic_path(path) as temporary, atomic_path(data) as temporary_data:
         try:
-            ir.external_data.unload_from_model(model, path.parent, temporary_data.name)
+            ir.external_data.unload_from_model(
+                model,
+                path.parent,
+                temporary_data.name,
+                size_threshold_bytes=_LARGE_WEIGHT,  # runtimes read shapes from the graph
+            )
             for value in model.graph.initializers.values():
                 if isinstance(value.const_value, ir.ExternalTensor):
                     value.const_value = _at(value.const_value, data.name)

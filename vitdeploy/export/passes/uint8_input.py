@@ -21,7 +21,8 @@ def with_uint8_input(model: ir.Model, preprocessing: Preprocessing) -> ir.Model:
     """
     graph = model.graph
     floats = graph.inputs[0]
-    assert floats.shape is not None and floats.name is not None
+    assert floats.shape is not None
+    assert floats.name is not None
     batch, channels, height, width = floats.shape
     pixels = ir.Value(
         name=floats.name,
