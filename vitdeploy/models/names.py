@@ -130,6 +130,8 @@ def require_known_to_timm(name: str) -> None:
         timm_.require_known(name)
     except InputError as error:
         near = near_elsewhere(name)
+        if near and near[0].rpartition(":")[2] == name:
+            raise InputError(str(error), hint=f"did you mean {near[0]}?") from error
         hint = f"{error.hint or ''}; in other libraries: {', '.join(near)}" if near else error.hint
         raise InputError(str(error), hint=hint) from error
 
