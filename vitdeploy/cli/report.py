@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Finding = TypeVar("Finding")
 Say = Callable[[str], None]
+_LEFT_OUT = "left out: "
 
 
 @click.command()
@@ -44,28 +45,21 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     """
     from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
-    from vitdeploy.artifacts.strict import printable
     from vitdeploy.benchmarks.report import markdown
     from vitdeploy.benchmarks.report.assemble import Evidence
     from vitdeploy.pipeline import now
 
     sink = console.progress()
-    left_out: list[str] = []
-
-    def leave_out(reason: str) -> None:
-        """Said here and in the report, so that nobody misses it there."""
-        left_out.append(printable(f"left out: {reason}"))
-        sink.note(left_out[-1])
-
+    note = _Notes(sink.note)
     if engines:
         loaded = [read_engine(path) for path in engines]
     else:
-        loaded = _siblings(workspace(sink.note).newest_engine(), leave_out)
+        loaded = _siblings(workspace(note).newest_engine(), note)
     evidence = Evidence(
         engines=loaded,
-        evaluations=_evaluations(loaded, sink.note, leave_out),
-        benchmark=_benchmark(loaded, sink.note, leave_out),
-        notes=left_out,
+        evaluations=_evaluations(loaded, note),
+        benchmark=_benchmark(loaded, note),
+        notes=note.left_out(),
         created=now(),
     )
     report, written = api.report(evidence, output)
@@ -77,7 +71,25 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     click.echo("written: " + ", ".join(str(path) for path in written.values()))
 
 
-def _siblings(newest: Path, leave_out: Say) -> list[Engine]:
+class _Notes:
+    """Says each line once, and keeps what was left out: the report says that too."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._said: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        if line not in self._said:
+            self._said.append(line)
+            self._say(line)
+
+    def left_out(self) -> tuple[str, ...]:
+        from vitdeploy.artifacts.strict import printable
+
+        return tuple(printable(line) for line in self._said if line.startswith(_LEFT_OUT))
+
+
+def _siblings(newest: Path, note: Say) -> list[Engine]:
     """The engines beside `newest` that are of the same model and resolution, damaged ones apart."""
     from vitdeploy.artifacts.engine import read_engine, read_manifest
     from vitdeploy.errors import EngineError, InputError
@@ -92,7 +104,7 @@ def _siblings(newest: Path, leave_out: Say) -> list[Engine]:
             if not path.name.startswith(".") and key(read_manifest(path)) == wanted:
                 found.append(read_engine(path))
         except (InputError, EngineError) as error:
-            leave_out(str(error))
+            note(f"{_LEFT_OUT}{error}")
     if not found:
         raise InputError(
             f"{newest.parent} holds no whole engine", hint="run `vitdeploy build-engine` again"
@@ -100,48 +112,48 @@ def _siblings(newest: Path, leave_out: Say) -> list[Engine]:
     return found
 
 
-def _evaluations(engines: list[Engine], note: Say, leave_out: Say) -> dict[str, EvaluationResult]:
+def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult]:
     from vitdeploy.benchmarks.evaluation import EvaluationResult
 
     found = {}
     for engine in engines:
         path = engine.path.with_suffix(".accuracy.json")
-        result = _finding(path, EvaluationResult, leave_out)
+        result = _finding(path, EvaluationResult, note)
         if result is None:
             note(f"not evaluated yet: {engine.path.name}")
         elif result.engine_digest != engine.manifest.engine_digest:
-            leave_out(f"{path.name} is of an older build of this engine")
+            note(f"{_LEFT_OUT}{path.name} is of an older build of this engine")
         else:
             found[engine.manifest.engine_digest] = result
     return found
 
 
-def _benchmark(engines: list[Engine], note: Say, leave_out: Say) -> BenchmarkResult | None:
+def _benchmark(engines: list[Engine], note: Say) -> BenchmarkResult | None:
     from vitdeploy.benchmarks.throughput import BenchmarkResult
     from vitdeploy.cli.benchmark import FILE_NAME
 
     path = engines[0].path.with_name(FILE_NAME)
-    result = _finding(path, BenchmarkResult, leave_out)
+    result = _finding(path, BenchmarkResult, note)
     if result is None:
         note("not timed yet: run `vitdeploy benchmark`")
         return None
     known = {engine.manifest.engine_digest for engine in engines}
     if not known & set(result.engine_digests):
-        leave_out(f"{path} is of other engines")
+        note(f"{_LEFT_OUT}{path} is of other engines")
         return None
     return result
 
 
-def _finding(path: Path, kind: type[Finding], leave_out: Say) -> Finding | None:
+def _finding(path: Path, kind: type[Finding], note: Say) -> Finding | None:
     """What a command left beside an engine; None where it is not there or damaged."""
     from vitdeploy.artifacts.files import from_json, read_text, reading
     from vitdeploy.errors import InputError
 
     try:
-        with reading(path, "result"):
+        with reading(path, "finding"):
             if not path.exists():
                 return None
-        return from_json(read_text(path, what="result"), kind, origin=str(path))
+        return from_json(read_text(path, what="finding"), kind, origin=str(path))
     except InputError as error:
-        leave_out(str(error))
+        note(f"{_LEFT_OUT}{error}")
         return None

@@ -1,0 +1,46 @@
+"""What several tests of the command line work on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import ENOUGH, GRAPH, run
+
+from vitdeploy.demo import assets
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def engine(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    folder = tmp_path_factory.mktemp("engine")
+    built = run(
+        ["build-engine", GRAPH, "--backend", "onnxruntime", "-o", ".", "--json"], folder, cache
+    )
+    assert built.code == 0, built.errors
+    return folder / json.loads(built.output)["path"]
+
+
+@pytest.fixture(scope="session")
+def training_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for name, content in ENOUGH.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder / "images"
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Two of the demo's evaluation images of each class."""
+    folder = tmp_path / "few"
+    for place in sorted(assets.images_folder("evaluation").iterdir()):
+        (folder / place.name).mkdir(parents=True)
+        for path in sorted(place.iterdir())[:2]:
+            (folder / place.name / path.name).write_bytes(path.read_bytes())
+    return folder
