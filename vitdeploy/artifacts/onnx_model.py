@@ -25,6 +25,7 @@ from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
 METADATA_KEY = "vitdeploy"
+_LONGEST_NAME_BYTES = 120
 
 Precision = Literal["fp32", "fp16", "bf16", "int8-fp32", "int8-fp16"]
 """What is quantized, and what the rest computes in."""
@@ -175,13 +176,15 @@ class _Sidecar:
 def stem_of(description: ModelDescription, recipe_digest: str) -> str:
     """'<model>_<H>x<W>_<precision>-<short digest>', the name all artifacts of a recipe share.
 
-    A range of sizes is written '224-512x224-512'.
+    A range of sizes is written '224-512x224-512'. Long names are cut: file
+    systems take 255 bytes, and the digest tells models apart.
     """
     height, width = map(str, description.resolution)
     sizes = description.resolution_range
     if sizes is not None:
         height, width = (f"{low}-{high}" for low, high in zip(sizes.low, sizes.high, strict=True))
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.source.name)
+    name = name.encode()[:_LONGEST_NAME_BYTES].decode(errors="ignore")
     return f"{name}_{height}x{width}_{description.precision}-{recipe_digest[:8]}"
 
 

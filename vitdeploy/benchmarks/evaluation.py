@@ -111,7 +111,17 @@ def flips_of(
     images: ImageSet,
     labels: Sequence[str],
 ) -> tuple[Flip, ...]:
-    """The first images that source and engine name differently, with thumbnails."""
+    """The first images that source and engine name differently, with thumbnails.
+
+    Raises InputError where `labels`, if there are any, are not one a class.
+    """
+    classes = engine_logits.shape[1]
+    if labels and len(labels) != classes:
+        raise InputError(
+            f"{engine_name} answers {classes} classes and has names for {len(labels)}",
+            hint="export the model again",
+        )
+    labels = labels or [str(index) for index in range(classes)]
     flips = []
     for index in comparison.flipped[:_THUMBNAILS]:
         item = images.items[index]

@@ -104,6 +104,12 @@ class TestOnnxModel:
         stem = stem_of(replace(description(), source=named), "0123456789")
         assert stem == "org-vit-b-in1k_32x48_fp32-01234567"
 
+    @pytest.mark.parametrize("letter", ["n", "\u6f22", "\U00020000"])
+    def test_file_names_are_short_enough_for_any_disk(self, letter: str) -> None:
+        named = replace(description().source, name=400 * letter)
+        stem = stem_of(replace(description(), source=named), "0123456789")
+        assert stem == f"{120 // len(letter.encode()) * letter}_32x48_fp32-01234567"
+
 
 def framed(header: bytes) -> bytes:
     """A safetensors file of this header alone."""

@@ -141,6 +141,13 @@ def test_written_files_read_back(tmp_path: Path) -> None:
     )
 
 
+def test_text_that_is_no_utf8_is_spelled_out_in_all_files(tmp_path: Path) -> None:
+    paths = write_report(replace(FULL, title="x\udce9"), tmp_path)
+    assert read_report(paths["json"]).title == "x\\udce9"
+    for kind in ("md", "html"):
+        assert "x\\udce9" in paths[kind].read_text(encoding="utf-8").replace("\\\\", "\\")
+
+
 @pytest.mark.parametrize("place", ["", "rows", "environment"])
 def test_unknown_keys_are_refused(tmp_path: Path, place: str) -> None:
     path = write_report(FULL, tmp_path)["json"]

@@ -59,6 +59,21 @@ class TestNewest:
         assert place.graph(None) is None
         assert said == []
 
+    def test_what_nothing_describes_is_left_out_aloud(
+        self, tmp_path: Path, graph: OnnxModel
+    ) -> None:
+        (graph.path.parent / "lost.engine").write_bytes(b"engine")
+        place, said = opened(tmp_path)
+        with pytest.raises(InputError, match="holds no engine"):
+            place.engine(None)
+        assert len(said) == 1
+        assert said[0].startswith("left out: ")
+        assert "lost.json does not exist" in said[0]
+
+    def test_a_graph_without_its_sidecar_is_found(self, tmp_path: Path, graph: OnnxModel) -> None:
+        graph.path.with_suffix(".json").unlink()
+        assert opened(tmp_path)[0].graph(None) == graph
+
     def test_no_engine_is_said_without_blaming_a_model(self, tmp_path: Path) -> None:
         place, _ = opened(tmp_path)
         with pytest.raises(InputError, match=r"artifacts holds no engine$"):
@@ -96,6 +111,18 @@ class TestLabels:
         images = opened(tmp_path)[0].evaluation(folder, source)
         assert images is not None
         assert [item.label for item in images.items] == [2, 10]
+
+    @pytest.mark.parametrize("part", ["calibration", "evaluation"])
+    def test_folders_without_images_are_announced(
+        self, tmp_path: Path, graph: OnnxModel, part: str
+    ) -> None:
+        folder = class_folders(tmp_path / "images", ["brick", "grass", "sky"])
+        (folder / "sky" / "0.png").unlink()
+        source = replace(graph.description.source, labels=("brick", "grass", "sky"))
+        place, said = opened(tmp_path)
+        images = getattr(place, part)(folder, source)
+        assert images.empty_classes == ("sky",)
+        assert said == [f"{part} images: {folder} has folders without images: sky"]
 
     def test_calibration_asks_for_images_only(self, tmp_path: Path, graph: OnnxModel) -> None:
         folder = class_folders(tmp_path / "images", ["brick", "grass"])
