@@ -79,7 +79,8 @@ def overflowing(model: ir.Model, largest: Mapping[str, float], half: HalfType) -
     reasons: Reasons = {}
     for value in _values(model.graph, largest):
         found = largest[str(value.name)]
-        if found * HEADROOM <= half.largest:
+        # Infinity in float32 is meant (a mask, a max-pool's border), and half precision has it.
+        if not np.isfinite(found) or found * HEADROOM <= half.largest:
             continue
         why = f"{value.name} reaches {found:.4g}; {half.name} ends at {half.largest:.5g}"
         for name in groups.around(value):

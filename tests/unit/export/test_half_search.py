@@ -11,9 +11,11 @@ import onnx
 import onnx_ir as ir
 import pytest
 import torch
+from PIL import Image
 from planted import decomposed, loud_stream, written
 from tiny_vits import constant_of, replaced, smooth_inputs
 
+from vitdeploy import api
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model, with_description
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.calibration.plan import plan
@@ -31,6 +33,7 @@ from vitdeploy.graph import files
 from vitdeploy.graph.emulation import emulate, emulated
 from vitdeploy.graph.half import BF16, FP16
 from vitdeploy.graph.observation import with_magnitudes
+from vitdeploy.images import scan
 from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Preprocessing
 
@@ -221,6 +224,26 @@ def test_values_near_the_end_of_the_range_leave_headroom() -> None:
     assert searched(text.replace("GAIN", "100.0"), inputs).typed().kept == {}
 
 
+def test_an_infinite_border_is_no_overflow() -> None:
+    text = """
+    <ir_version: 9, opset_import: ["" : 20]>
+    planted (float[n, 1, 4, 8] pixels) => (float[n, 1, 2, 4] logits)
+    <int64[8] sides = {0, 0, 0, 0, 0, 0, 1, 1}, float border = {BORDER}> {
+        wide = Neg (pixels)
+        padded = Pad (wide, sides, border)
+        logits = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (padded)
+    }
+    """
+    inputs = np.random.default_rng(0).normal(size=(3, 1, 4, 8)).astype(np.float32)
+    graph = ir.from_proto(onnx.parser.parse_model(text.replace("BORDER", "-1.0")))
+    graph.graph.initializers["border"].const_value = ir.Tensor(np.float32(-np.inf).reshape(()))
+    search = HalfSearch(graph, FP16, STRICT, inputs, classes=False)
+    assert search.typed().kept == {}
+    # The least float32 number is a mask too, but FP16 does not hold it.
+    finite = searched(text.replace("BORDER", "-3e38"), inputs).typed()
+    assert "border holds 3e+38" in "".join(finite.kept.values())
+
+
 def test_geometry_is_kept_in_float32(tmp_path: Path) -> None:
     text = """
     <ir_version: 9, opset_import: ["" : 20]>
@@ -371,3 +394,36 @@ def test_an_int8_graph_that_overflows_keeps_the_same_nodes(
     int8 = files.save(graph, description, tmp_path / "int8.onnx")
     kept = to_half(int8, tmp_path).description.kept_float32
     assert kept.keys() == to_half(written_out, tmp_path).description.kept_float32.keys()
+
+
+def test_images_that_are_there_are_what_it_is_judged_on(
+    exported: OnnxModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for index in range(3):
+        pixels = np.kron(generator.integers(0, 256, (6, 10, 3)), np.ones((16, 16, 1)))
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{index}.png")
+    request = api.PrecisionRequest(precision="bf16", images=scan(folder))
+    model = api.with_precision(exported, request, tmp_path)
+    forecast = model.description.forecast
+    assert forecast is not None
+    assert forecast.real_images
+    assert api.with_precision(model, request, tmp_path) == model
+
+
+def test_a_dynamic_graph_of_bytes_is_judged_at_its_best_size(
+    source: SourceModel, tmp_path: Path
+) -> None:
+    options = ExportOptions(
+        dynamic_resolution=((64, 64), (128, 128)), input_format="uint8-nhwc", precision="fp16"
+    )
+    model = export(source, options, tmp_path)
+    kept = model.description.kept_float32
+    assert model.description.precision == "fp16"
+    assert {"normalize/Cast", "normalize/Sub", "normalize/Mul"} <= kept.keys()
+    assert any("independent of the pixels" in why for why in kept.values())
+    assert not any("attn" in name or "mlp" in name for name in kept)
+    assert model.description.forecast.fused.cosine > 0.999  # type: ignore[union-attr]
+    onnx.checker.check_model(str(model.path), full_check=True)
