@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from vitdeploy.export.export import ExportOptions
     from vitdeploy.models.load import ModelRequest
     from vitdeploy.models.source import SourceModel
-    from vitdeploy.training.loop import EpochResult
+    from vitdeploy.training.destination import Destination
     from vitdeploy.training.recipe import TrainingRecipe
+    from vitdeploy.training.run import EpochResult
 
 BuildPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 
@@ -92,17 +93,14 @@ def train(
     images: ImageSet,
     evaluation_images: ImageSet | None,
     recipe: TrainingRecipe,
-    output: Path,
+    destination: Destination,
     *,
-    resume: bool = False,
     progress: Progress = SILENT,
 ) -> tuple[SourceModel, list[EpochResult]]:
     """Train and write a self-describing checkpoint; see `vitdeploy.training.loop.train`."""
     with needs_torch("training"):
         from vitdeploy.training import loop
-    return loop.train(
-        source, images, evaluation_images, recipe, output, resume=resume, progress=progress
-    )
+    return loop.train(source, images, evaluation_images, recipe, destination, progress=progress)
 
 
 def export(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,14 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
+    LARGEST_BATCH,
+    LONGEST_SIDE,
     MODEL_KEYS,
     PATH,
+    SEED,
+    Finite,
     Numbers,
+    Resolution,
     json_option,
     model_options,
     requested_model,
@@ -31,8 +37,9 @@ from vitdeploy.cli.options import (
 @click.option(
     "-o", "--out", "output", type=PATH, required=True, help="The checkpoint, .safetensors."
 )
+@click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is there, at the end.")
 @click.option("--name", help="What files and reports call the model (default: the output's name).")
-@click.option("--epochs", type=click.IntRange(min=1), default=10, show_default=True)
+@click.option("--epochs", type=click.IntRange(1, 1_000_000), default=10, show_default=True)
 @click.option(
     "--optimizer",
     type=click.Choice(["adamw", "muon"]),
@@ -40,18 +47,34 @@ from vitdeploy.cli.options import (
     show_default=True,
     help="muon learns faster from scratch (torch 2.9 or newer).",
 )
-@click.option("-b", "--batch-size", type=click.IntRange(min=2), default=64, show_default=True)
-@click.option("--lr", type=click.FloatRange(min=0, min_open=True), default=1e-3, show_default=True)
-@click.option("--ema-decay", type=click.FloatRange(0, 1), default=0.999, show_default=True)
+@click.option(
+    "-b", "--batch-size", type=click.IntRange(2, LARGEST_BATCH), default=64, show_default=True
+)
+@click.option("--lr", type=Finite(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option(
+    "--ema-decay",
+    type=Finite(0, 1, max_open=True),
+    default=0.999,
+    show_default=True,
+    help="How much of the averaged weights stays at each step.",
+)
 @click.option(
     "--min-crop",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Finite(0, 1, min_open=True),
     default=0.8,
     show_default=True,
     help="Smallest share of an image that a random crop keeps.",
 )
-@click.option("--mixed-res", type=Numbers(int), default=None, help="Resolutions drawn per batch.")
-@click.option("--mixed-odds", type=Numbers(float), default=None, help="The odds of each.")
+@click.option(
+    "--res",
+    type=Resolution(),
+    help="The model's own resolution, 96 or 96x128 (with --random-weights; other patches "
+    "with --model-kwargs '{\"patch_size\": 8}').",
+)
+@click.option(
+    "--mixed-res", type=Numbers(int, most=LONGEST_SIDE), help="Resolutions drawn per batch."
+)
+@click.option("--mixed-odds", type=Numbers(float), help="The odds of each.")
 @click.option(
     "--mixed-precision",
     type=click.Choice(["auto", "no", "bf16", "fp16"]),
@@ -59,8 +82,8 @@ from vitdeploy.cli.options import (
     show_default=True,
     help="auto: bf16 on GPUs that have it.",
 )
-@click.option("-j", "--workers", type=click.IntRange(min=0), default=1, show_default=True)
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("-j", "--workers", type=click.IntRange(0, 1024), default=1, show_default=True)
+@click.option("--seed", type=SEED, default=0, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on after the last finished epoch.")
 @model_options
 @threads_option
@@ -77,10 +100,16 @@ def command(
     \b
       vitdeploy train --model vit_small_patch16_224 --pretrained \\
         --data train/ --eval val/ -o flowers.safetensors
+      vitdeploy train --model vit_tiny_patch16_224 --random-weights --res 96 \\
+        --data train/ -o scratch.safetensors
     """
     from vitdeploy import api
+    from vitdeploy.training.destination import Destination
 
     sink = console.progress()
+    destination = Destination(output, resume=options["resume"], overwrite=options["overwrite"])
+    _require_other_file(output, options)
+    destination.require_usable()
     images, evaluation = _images(data, eval_data, idx, sink)
     source = _starting_point(options, images.labels, options["name"] or output.stem)
     with api.needs_torch("training"):
@@ -98,9 +127,7 @@ def command(
         workers=options["workers"],
         seed=options["seed"],
     )
-    trained, history = api.train(
-        source, images, evaluation, recipe, output, resume=options["resume"], progress=sink
-    )
+    trained, history = api.train(source, images, evaluation, recipe, destination, progress=sink)
     last = history[-1]
     top1 = "" if last.top1 is None else f", top-1 {last.top1:.2%}"
     record = {
@@ -145,5 +172,49 @@ def _starting_point(options: dict[str, Any], labels: tuple[str, ...], name: str)
     if request is None:
         raise click.UsageError("name a model with --model")
     request = replace(request, num_classes=request.num_classes or len(labels), labels=labels)
+    if options["res"] is not None:
+        request = _sized(request, options["res"])
     source = api.starting_point(request, seed=options["seed"], threads=options["threads"])
+    if options["res"] is not None:
+        source.require_patch_multiple(source.resolution)
     return api.relabelled(source, name)
+
+
+_SIZE_ARGUMENTS = {"timm": "img_size", "torchvision": "image_size"}
+
+
+def _sized(request: Any, resolution: tuple[int, int]) -> Any:
+    """`request` for a model made for `resolution`, by its library's own argument."""
+    from dataclasses import replace
+
+    from vitdeploy.models.names import understood
+
+    if not request.random_weights:
+        raise click.UsageError(
+            "--res is the size of a model trained from --random-weights; fine-tune at other "
+            "sizes with --mixed-res"
+        )
+    library = understood(request.name).library
+    argument = _SIZE_ARGUMENTS.get(library)
+    kwargs = request.model_kwargs or {}
+    if argument is None:
+        raise click.UsageError(f"the size of {request.name} is given with --model-kwargs")
+    if argument in kwargs:
+        raise click.UsageError(f"the size is given twice: --res and {argument} in --model-kwargs")
+    height, width = resolution
+    size = height if height == width else [height, width]
+    return replace(request, model_kwargs={**kwargs, argument: size})
+
+
+def _require_other_file(output: Path, options: dict[str, Any]) -> None:
+    """Raise InputError where the run would replace the weights it begins with."""
+    from vitdeploy.errors import InputError
+
+    for given in (options["checkpoint"], options["model_name"]):
+        # Names of models are no files; what cannot be looked at is refused when it is read.
+        with suppress(OSError):
+            if given is not None and Path(given).samefile(output):
+                raise InputError(
+                    f"{output} is the checkpoint training begins with",
+                    hint="give --out another name",
+                )

@@ -22,13 +22,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Draw:
-    """An image to augment: its index, the square resolution in pixels, and a seed of its own.
+    """An image to augment: its index, the (height, width) in pixels, and a seed of its own.
 
     With the seed the augmentation does not depend on which process does it.
     """
 
     index: int
-    resolution: int
+    resolution: Size
     seed: int
 
 
@@ -58,7 +58,7 @@ class AugmentedImages(Dataset[Sample | InputError]):
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(draw.seed)
             image = self._augmented(image)
-        tensor = self._squash.apply(image, (draw.resolution, draw.resolution))
+        tensor = self._squash.apply(image, draw.resolution)
         return torch.from_numpy(tensor), int(self._labels[draw.index])
 
     def _augmented(self, image: Image.Image) -> Image.Image:
@@ -83,7 +83,7 @@ class MixedResolutionBatches(Sampler[list[Draw]]):
     def __init__(self, count: int, native: Size, recipe: TrainingRecipe) -> None:
         self._count = count
         self._recipe = recipe
-        self._resolutions = recipe.resolutions or (native[0],)
+        self.resolutions = tuple((side, side) for side in recipe.resolutions) or (native,)
         self.epoch = 0
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class MixedResolutionBatches(Sampler[list[Draw]]):
         size = self._recipe.batch_size
         for batch in range(len(self)):
             resolution = generator.choices(
-                self._resolutions, self._recipe.resolution_weights or None
+                self.resolutions, self._recipe.resolution_weights or None
             )[0]
             yield [
                 Draw(index, resolution, generator.getrandbits(63))

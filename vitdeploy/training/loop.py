@@ -4,71 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from timm.utils import ModelEmaV3
 from torch import nn
 
-from vitdeploy.artifacts.files import atomic_path
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import ImageSet, batches
 from vitdeploy.models import checkpoint
 from vitdeploy.models.source import SourceModel, weights_digest
-from vitdeploy.progress import SILENT, Progress
+from vitdeploy.progress import SILENT, Progress, Task
 from vitdeploy.training.data import MixedResolutionBatches, training_batches
-from vitdeploy.training.optimizers import build_optimizers, warmup_and_cosine
+from vitdeploy.training.destination import Destination
 from vitdeploy.training.recipe import TrainingRecipe
+from vitdeploy.training.run import EpochResult, Run
 
+_EVALUATION_BATCH = 128
 
-@dataclass(frozen=True)
-class EpochResult:
-    """One epoch: mean training loss, and top-1 of the averaged weights (None: not evaluated)."""
-
-    epoch: int
-    loss: float
-    top1: float | None
-
-
-class _Run:
-    """Everything that changes while training, so that it can be saved and read back."""
-
-    def __init__(self, module: nn.Module, recipe: TrainingRecipe, steps_per_epoch: int) -> None:
-        steps = max(1, recipe.epochs * steps_per_epoch)
-        self.model = module.train()
-        self.optimizers = build_optimizers(module, recipe)
-        self.schedulers = [
-            warmup_and_cosine(optimizer, steps, recipe.warmup_share)
-            for optimizer in self.optimizers
-        ]
-        self.ema = ModelEmaV3(module, decay=recipe.ema_decay, use_warmup=True)
-        self.ema.eval()
-        self.updates = 0
-        self.history: list[EpochResult] = []
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
-            "ema": self.ema.module.state_dict(),
-            "updates": self.updates,
-            "history": [asdict(result) for result in self.history],
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        for kind in ("optimizers", "schedulers"):
-            for part, saved in zip(getattr(self, kind), state[kind], strict=True):
-                part.load_state_dict(saved)
-        self.ema.module.load_state_dict(state["ema"])
-        self.updates = state["updates"]
-        self.history = [EpochResult(**result) for result in state["history"]]
+Step = Callable[[torch.Tensor, torch.Tensor], float]
+"""Trains on one batch of images and labels, and answers its loss."""
 
 
 def train(
@@ -76,57 +35,111 @@ def train(
     images: ImageSet,
     evaluation: ImageSet | None,
     recipe: TrainingRecipe,
-    output: Path,
+    destination: Destination,
     *,
-    resume: bool = False,
     progress: Progress = SILENT,
 ) -> tuple[SourceModel, list[EpochResult]]:
     """Train `source` on labelled images and write a self-describing checkpoint.
 
-    After each epoch everything needed to go on is written to
-    `<output>.resume`; `resume` continues from there and refuses a state made
-    with another recipe, model or image set. The file is removed at the end.
+    After each epoch everything needed to go on is written to the destination's
+    state file; `resume` continues from there and refuses a state made with
+    another recipe, model or image set. The file is removed at the end.
 
-    Raises InputError for unlabelled images, too few of them, one that cannot be
-    read, an impossible resolution, or a state that does not belong to this run;
-    GateFailedError where the loss is no longer finite.
+    Raises InputError for unlabelled images, too few of them, a class without
+    any, an image that cannot be read, an impossible resolution, a destination
+    that cannot be written or would lose a file, or a state that does not belong
+    to this run; GateFailedError where the loss is no longer finite.
     """
+    _require_classifier(source.description)
     _require_enough(images, recipe, source.description)
+    if evaluation is not None:
+        _require_comparable(evaluation, images, progress)
     for side in recipe.resolutions:
         source.require_patch_multiple((side, side), option="--mixed-res")
+    destination.require_usable()
     sampler = MixedResolutionBatches(len(images), source.resolution, recipe)
     accelerator = Accelerator(mixed_precision=_precision(recipe))
-    run = _Run(_trainable(source, recipe).to(accelerator.device), recipe, len(sampler))
+    run = Run(_trainable(source, recipe).to(accelerator.device), recipe, len(sampler))
     identity = _identity(source, images, recipe)
-    state_path = output.with_name(output.name + ".resume")
-    if resume:
-        run.restore(_read_state(state_path, identity))
+    progress.note(_announcement(images, evaluation, sampler, accelerator))
+    if destination.resume:
+        run.restore(destination.state, identity)
+        progress.note(f"going on after epoch {len(run.history)}")
     step = _step_function(run, recipe, accelerator)
+    data = _Data(source, images, evaluation, recipe)
     for epoch in range(len(run.history), recipe.epochs):
         sampler.epoch = epoch
-        torch.manual_seed(recipe.seed * 100_003 + epoch)
-        loss = 0.0
-        with progress.task(f"epoch {epoch + 1}/{recipe.epochs}", len(sampler)) as task:
-            for batch, labels in training_batches(
-                images, source.description.preprocessing, sampler, recipe
-            ):
-                loss += step(batch, labels)
-                task.advance()
-        _require_finite(loss, epoch)
-        top1 = None if evaluation is None else _top1(run.ema.module, source, evaluation)
-        run.history.append(EpochResult(epoch + 1, loss / len(sampler), top1))
-        shown = "" if top1 is None else f", top-1 {top1:.2%}"
-        progress.note(f"epoch {epoch + 1}: loss {loss / len(sampler):.4f}{shown}")
-        _write_state(state_path, identity, run)
+        started = time.perf_counter()
+        result = _epoch(data, sampler, run, step, progress)
+        run.history.append(result)
+        seconds = time.perf_counter() - started
+        progress.note(f"{_of(result.epoch, recipe)}: {_in_words(result)}, {seconds:.1f} s")
+        run.save(destination.state, identity)
     trained = _finished(source, run, recipe, images)
-    checkpoint.save(output, trained.module.state_dict(), trained.description)
-    state_path.unlink(missing_ok=True)
+    checkpoint.save(destination.checkpoint, trained.module.state_dict(), trained.description)
+    destination.state.unlink(missing_ok=True)
     return trained, run.history
 
 
-def _step_function(
-    run: _Run, recipe: TrainingRecipe, accelerator: Accelerator
-) -> Callable[[torch.Tensor, torch.Tensor], float]:
+@dataclass(frozen=True)
+class _Data:
+    """What is trained on what, and judged on what."""
+
+    source: SourceModel
+    images: ImageSet
+    evaluation: ImageSet | None
+    recipe: TrainingRecipe
+
+
+def _epoch(
+    data: _Data, sampler: MixedResolutionBatches, run: Run, step: Step, progress: Progress
+) -> EpochResult:
+    recipe, evaluation = data.recipe, data.evaluation
+    torch.manual_seed(recipe.seed * 100_003 + sampler.epoch)
+    loss, top1 = 0.0, None
+    evaluation_steps = 0 if evaluation is None else -(-len(evaluation) // _EVALUATION_BATCH)
+    name = _of(sampler.epoch + 1, recipe)
+    with progress.task(name, len(sampler) + evaluation_steps) as task:
+        for batch, labels in training_batches(
+            data.images, data.source.description.preprocessing, sampler, recipe
+        ):
+            loss += step(batch, labels)
+            task.advance()
+        _require_finite(loss, sampler.epoch)
+        if evaluation is not None:
+            top1 = _top1(run.ema.module, data.source, evaluation, task)
+    return EpochResult(sampler.epoch + 1, loss / len(sampler), top1)
+
+
+def _of(epoch: int, recipe: TrainingRecipe) -> str:
+    return f"epoch {epoch}/{recipe.epochs}"
+
+
+def _announcement(
+    images: ImageSet,
+    evaluation: ImageSet | None,
+    sampler: MixedResolutionBatches,
+    accelerator: Accelerator,
+) -> str:
+    """What is about to happen, on what, in one line."""
+    judged = "not evaluated" if evaluation is None else f"evaluated on {len(evaluation)}"
+    sizes = ", ".join(f"{height}x{width}" for height, width in sampler.resolutions)
+    device = f"CPU, {torch.get_num_threads()} threads"
+    if accelerator.device.type == "cuda":
+        device = torch.cuda.get_device_name(accelerator.device)
+    numbers = {"no": "float32"}.get(accelerator.mixed_precision, accelerator.mixed_precision)
+    return (
+        f"training on {len(images)} images of {len(images.labels)} classes, {judged}, "
+        f"at {sizes} on {device} in {numbers}: {len(sampler)} steps an epoch"
+    )
+
+
+def _in_words(result: EpochResult) -> str:
+    shown = "" if result.top1 is None else f", top-1 {result.top1:.2%}"
+    return f"loss {result.loss:.4f}{shown}"
+
+
+def _step_function(run: Run, recipe: TrainingRecipe, accelerator: Accelerator) -> Step:
     loss_function = nn.CrossEntropyLoss(label_smoothing=recipe.label_smoothing)
     model, *optimizers = accelerator.prepare(run.model, *run.optimizers)
 
@@ -163,21 +176,22 @@ def _trainable(source: SourceModel, recipe: TrainingRecipe) -> nn.Module:
     return module
 
 
-def _top1(module: nn.Module, source: SourceModel, evaluation: ImageSet) -> float:
+def _top1(module: nn.Module, source: SourceModel, evaluation: ImageSet, task: Task) -> float:
     device = next(module.parameters()).device
     labels = torch.from_numpy(evaluation.label_indices())
     right, seen = 0, 0
     preprocessing = source.description.preprocessing
-    for batch in batches(evaluation, preprocessing, source.resolution, 128):
+    for batch in batches(evaluation, preprocessing, source.resolution, _EVALUATION_BATCH):
         with torch.inference_mode():
             answers = module(torch.from_numpy(batch).to(device)).argmax(-1).cpu()
         right += int((answers == labels[seen : seen + len(batch)]).sum())
         seen += len(batch)
+        task.advance()
     return right / seen
 
 
 def _finished(
-    source: SourceModel, run: _Run, recipe: TrainingRecipe, images: ImageSet
+    source: SourceModel, run: Run, recipe: TrainingRecipe, images: ImageSet
 ) -> SourceModel:
     state = {name: tensor.cpu() for name, tensor in run.ema.module.state_dict().items()}
     module = source.library.build(
@@ -197,14 +211,29 @@ def _finished(
     return SourceModel(module, description, source.resolution)
 
 
+def _require_classifier(description: SourceDescription) -> None:
+    if description.task != "classify":
+        raise InputError(
+            f"training is for classifiers with one label an image, not for {description.task}",
+            hint="leave --task out",
+        )
+
+
 def _require_enough(
     images: ImageSet, recipe: TrainingRecipe, description: SourceDescription
 ) -> None:
-    images.label_indices()
+    indices = set(images.label_indices().tolist())
     if len(images) < recipe.batch_size:
         raise InputError(
             f"{images.root} holds {len(images)} images, less than one batch",
             hint=f"add images or give --batch-size below {len(images)}",
+        )
+    unseen = [label for index, label in enumerate(images.labels) if index not in indices]
+    without = sorted({*images.empty_classes, *unseen})
+    if without:
+        raise InputError(
+            f"{images.root} holds no image of {len(without)} classes: {', '.join(without[:8])}",
+            hint="add images to their folders, or remove the folders of what are no classes",
         )
     if images.labels == description.labels:
         return
@@ -217,6 +246,18 @@ def _require_enough(
         f"the model has {description.num_classes} labels, the images {what}",
         hint="give --num-classes, and class folders named as the labels",
     )
+
+
+def _require_comparable(evaluation: ImageSet, images: ImageSet, progress: Progress) -> None:
+    indices = set(evaluation.label_indices().tolist())
+    if evaluation.labels != images.labels:
+        raise InputError(
+            f"{evaluation.root} has other labels than {images.root}",
+            hint="name its class folders as those of the training images",
+        )
+    absent = [label for index, label in enumerate(images.labels) if index not in indices]
+    if absent:
+        progress.note(f"{evaluation.root} holds no image of: {', '.join(absent[:8])}")
 
 
 def _require_finite(loss: float, epoch: int) -> None:
@@ -242,32 +283,7 @@ def _names_digest(images: ImageSet) -> str:
     digest = hashlib.sha256()
     for item in images.items:
         name = item.path.relative_to(images.root).as_posix()
-        digest.update(f"{name}:{item.label}:{item.path.stat().st_size}\n".encode())
+        line = f"{name}:{item.label}:{item.path.stat().st_size}\n"
+        # Names are bytes on most systems, and need not be UTF-8.
+        digest.update(line.encode(errors="backslashreplace"))
     return digest.hexdigest()
-
-
-def _write_state(path: Path, identity: dict[str, Any], run: _Run) -> None:
-    with atomic_path(path) as temporary:
-        try:
-            torch.save({"identity": identity, **run.state()}, temporary)
-        except RuntimeError as error:  # torch reports a full disk as RuntimeError
-            raise OSError(28, str(error)) from error
-
-
-def _read_state(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    if not path.is_file():
-        raise InputError(f"there is nothing to resume at {path}", hint="start without --resume")
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except checkpoint.PICKLE_ERRORS as error:
-        raise InputError(f"{path} cannot be read", hint="start again without --resume") from error
-    if not isinstance(state, dict):
-        raise InputError(f"{path} holds no training state", hint="start again without --resume")
-    found = state.get("identity")
-    if found != identity:
-        different = [key for key in identity if found is None or found.get(key) != identity[key]]
-        raise InputError(
-            f"{path} belongs to another run ({', '.join(different)} differ)",
-            hint="give the same options as before, or start without --resume",
-        )
-    return state

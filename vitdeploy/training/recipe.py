@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,8 +48,21 @@ class TrainingRecipe:
                 f"{len(self.resolution_weights)} odds for {len(self.resolutions)} resolutions",
                 hint="give one weight per resolution, or none",
             )
-        if self.learning_rate <= 0 or not 0 < self.min_crop <= 1:
+        if not all(0 < odds < math.inf for odds in self.resolution_weights):
+            raise InputError(
+                f"the odds {self.resolution_weights} cannot be drawn by",
+                hint="give a number above 0 for each resolution",
+            )
+        # Written so that NaN is refused too.
+        if not (0 < self.learning_rate < math.inf and 0 < self.min_crop <= 1):
             raise InputError(
                 f"the learning rate is {self.learning_rate}, min_crop {self.min_crop}",
                 hint="give a learning rate above 0 and a min_crop in (0, 1]",
             )
+        if not 0 <= self.ema_decay < 1:
+            raise InputError(
+                f"an average of the weights cannot decay by {self.ema_decay}",
+                hint="give an ema_decay in [0, 1); 0.999 looks back over about 1,000 steps",
+            )
+        if not 0 <= self.seed < 2**32:
+            raise InputError(f"{self.seed} is no seed", hint=f"give a number from 0 to {2**32 - 1}")

@@ -41,7 +41,7 @@ MANY_DIGITS = "9" * 5000
         (Finite(min=1), "1e3", 1000.0),
         (SEED, "0", 0),
         (SEED, str(2**32 - 1), 2**32 - 1),
-        (JsonObject(), '{"depth": 6, "a": [1.5, {"b": null}]}', {"depth": 6, "a": [1.5, {"b": None}]}),
+        (JsonObject(), '{"a": 6, "b": [1.5, {"c": null}]}', {"a": 6, "b": [1.5, {"c": None}]}),
     ],
 )  # fmt: skip
 def test_taken(kind: click.ParamType, text: str, value: Any) -> None:
