@@ -30,7 +30,7 @@ def with_magnitudes(model: ir.Model, values: Sequence[str]) -> ir.Model:
             node.outputs[0].shape = ir.Shape([])
             graph.outputs.append(node.outputs[0])
         producer = value.producer()
-        # Where the value is answered, not at the end: there all would be held until then.
+        # Where the value is answered, so that a runtime may let it go after its last reader.
         if producer is None:
             graph.insert_before(graph[0], [absolute, *reduced])
         else:
