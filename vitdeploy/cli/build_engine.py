@@ -109,6 +109,10 @@ def command(
         ),
         progress=sink,
     )
+    _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output)))
+
+
+def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
     manifest = engine.manifest
     record = {
         "path": str(engine.path),
@@ -132,9 +136,7 @@ def command(
             f"  {len(quantization.quantized)} Linear layers in INT8, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )
-    lines.append(
-        f"  next: {_evaluation_of(engine, place, graph is not None or output is not None)}"
-    )
+    lines.append(f"  next: {next_step}")
     console.emit(as_json, record, "\n".join(lines))
 
 
