@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from training_shapes import SHORT, Interrupt, listing, start, train
 
+from vitdeploy.artifacts.files import atomic_path
 from vitdeploy.errors import InputError, OutputError
 from vitdeploy.images import ImageSet
 from vitdeploy.training.destination import Destination
@@ -54,10 +55,13 @@ def test_a_folder_of_that_name(tmp_path: Path) -> None:
 
 
 def test_a_name_that_only_the_state_makes_too_long(tmp_path: Path) -> None:
-    fits = 255 - len(".safetensors")
-    too_long = Destination(tmp_path / f"{'a' * fits}.safetensors")
+    """Names have 255 bytes at most, and 18 go to what marks a file as not yet whole."""
+    fits = "a" * (255 - 18 - len(".safetensors"))
+    with atomic_path(tmp_path / f"{fits}.safetensors"):
+        pass
+    (tmp_path / f"{fits}.safetensors").unlink()
     with pytest.raises(OutputError, match="too long") as caught:
-        too_long.require_usable()
+        Destination(tmp_path / f"{fits}.safetensors").require_usable()
     assert caught.value.hint == "give a shorter name"
     assert listing(tmp_path) == []
 
@@ -79,8 +83,9 @@ def test_a_folder_without_write_permission(tmp_path: Path, mode: int) -> None:
 @pytest.mark.parametrize("name", ["notes.md", "taken.safetensors"])
 def test_training_asks_before_it_begins(tmp_path: Path, images: ImageSet, name: str) -> None:
     (tmp_path / name).write_bytes(b"mine")
-    sink = Interrupt(steps=1)
+    sink = Interrupt()
     with pytest.raises(InputError):
         train(start(), images, None, SHORT, tmp_path / name, progress=sink)
+    assert sink.steps == 0
     assert listing(tmp_path) == [name]
     assert (tmp_path / name).read_bytes() == b"mine"

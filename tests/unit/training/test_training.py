@@ -142,9 +142,10 @@ class TestInput:
         self, tmp_path: Path, images: ImageSet
     ) -> None:
         flat = scan(images.root / "disc")
-        sink = Interrupt(steps=1)
+        sink = Interrupt()
         with pytest.raises(InputError, match="without labels"):
             train(start(), images, flat, SHORT, tmp_path / "a.safetensors", progress=sink)
+        assert sink.steps == 0
 
     @pytest.mark.parametrize("task", ["multilabel", "regress"])
     def test_other_tasks(self, tmp_path: Path, images: ImageSet, task: Any) -> None:
