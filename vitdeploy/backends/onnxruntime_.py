@@ -79,7 +79,7 @@ class GraphSession:
         except runtime_errors() as error:
             where = model if isinstance(model, Path) else "the graph"
             raise EngineError(
-                f"ONNX Runtime cannot load {where}: {error}",
+                f"ONNX Runtime cannot load {where}: {_in_one_line(error)}",
                 hint="export it again; if that does not help, report the text above",
             ) from error
         self._takes = takes
@@ -100,7 +100,10 @@ class GraphSession:
         try:
             return self._session.run(None, {entry.name: batch, **(others or {})})
         except runtime_errors() as error:
-            raise EngineError(f"ONNX Runtime failed while running: {error}") from error
+            raise EngineError(
+                f"ONNX Runtime failed while running: {_in_one_line(error)}",
+                hint="try smaller batches; if that does not help, report the text above",
+            ) from error
 
 
 class OnnxRuntimeBackend:
@@ -138,12 +141,15 @@ class OnnxRuntimeBackend:
     def load(self, engine: Engine, *, threads: int | None = None) -> GraphSession:
         require_same_machine(engine, _runtime().__version__)
         manifest = engine.manifest
-        return GraphSession(
-            engine.path,
-            threads=threads,
-            name=f"ONNX Runtime {manifest.model.precision}",
-            takes=image_input(manifest.model),
-        )
+        try:
+            return GraphSession(
+                engine.path,
+                threads=threads,
+                name=f"ONNX Runtime {manifest.model.precision}",
+                takes=image_input(manifest.model),
+            )
+        except EngineError as error:
+            raise EngineError(str(error), hint="run `vitdeploy build-engine` again") from error
 
 
 def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> None:
@@ -154,6 +160,10 @@ def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> Non
         if shutil.disk_usage(destination.parent).free < model.size_bytes:
             raise OSError(errno.ENOSPC, "no space left") from error
         raise
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
 
 
 def runtime_errors() -> tuple[type[BaseException], ...]:

@@ -44,7 +44,10 @@ class OpenVinoSession:
                 {0: checked_batch(batch, self._takes)}, share_outputs=False
             )
         except RuntimeError as error:
-            raise EngineError(f"OpenVINO failed while running: {error}") from error
+            raise EngineError(
+                f"OpenVINO failed while running: {_reason(error)}",
+                hint="try smaller batches, or run `vitdeploy build-engine` again",
+            ) from error
         # With share_outputs off (its default, asked for above) this is no view of the request.
         return np.asarray(answers[0], dtype=np.float32)
 
@@ -76,8 +79,9 @@ class OpenVinoBackend:
             blob = compiled.export_model()
         except RuntimeError as error:
             raise EngineError(
-                f"OpenVINO cannot compile {model.path.name}: {_first_line(error)}",
-                hint="export it again; if that does not help, report the text above",
+                f"OpenVINO cannot compile {model.path.name}: {_reason(error)}",
+                hint="try --backend onnxruntime, or export the graph again; "
+                "if neither helps, report the text above",
             ) from error
         with atomic_path(output) as temporary:
             temporary.write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else bytes(blob))
@@ -100,7 +104,7 @@ class OpenVinoBackend:
             )
         except RuntimeError as error:
             raise EngineError(
-                f"OpenVINO cannot load {engine.path.name}: {_first_line(error)}",
+                f"OpenVINO cannot load {engine.path.name}: {_reason(error)}",
                 hint="run `vitdeploy build-engine` again",
             ) from error
         manifest = engine.manifest
@@ -123,8 +127,9 @@ def _version() -> str:
     return "-".join(_runtime().__version__.split("-")[:2])
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def _reason(error: Exception) -> str:
+    """The last line of an error: those before it name places in OpenVINO's source."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def _runtime() -> Any:
