@@ -9,7 +9,9 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
+    LARGEST_BATCH,
     PATH,
+    Finite,
     Numbers,
     json_option,
     model_options,
@@ -23,10 +25,12 @@ FILE_NAME = "benchmark.json"
 
 @click.command()
 @click.argument("engines", type=PATH, nargs=-1)
-@click.option("-b", "--batch", type=Numbers(int), default="1,8", show_default=True)
+@click.option(
+    "-b", "--batch", type=Numbers(int, most=LARGEST_BATCH), default="1,8", show_default=True
+)
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=Finite(min=1),
     default=60,
     show_default=True,
     help="At most so long per batch size.",
@@ -78,7 +82,14 @@ def command(
     if as_json:
         console.emit(True, json.loads(to_json(result)), "")
     else:
-        header = ("Engine", "Batch", "ms/image", "p90 ms", "images/s", "Speed-up (95 % interval)")
+        header = (
+            "Engine",
+            "Batch",
+            "ms/image",
+            "p90 ms/image",
+            "images/s",
+            "Speed-up (95 % interval)",
+        )
         console.table(header, [row for c in result.comparisons for row in _rows(c)])
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
@@ -93,7 +104,7 @@ def _rows(comparison: Any) -> list[tuple[str, ...]]:
             m.name,
             str(m.batch),
             f"{m.p50_ms() / m.batch:.2f}",
-            f"{m.p90_ms():.2f}",
+            f"{m.p90_ms() / m.batch:.2f}",
             f"{m.images_per_second():.0f}",
             speedups.get(m.name, "baseline") + ("" if comparison.stable else " (unstable)"),
         )

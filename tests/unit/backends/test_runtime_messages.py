@@ -54,7 +54,7 @@ def test_openvino_says_why_it_cannot_compile(fp32_model: OnnxModel, tmp_path: Pa
 def test_failing_while_running_has_a_reason_and_a_remedy(fp32_model: OnnxModel) -> None:
     """A session that is not told what its graph takes leaves it to ONNX Runtime."""
     session = GraphSession(fp32_model.path, threads=1)
-    with pytest.raises(EngineError, match="failed while running: .*Got: 5 Expected: 3") as caught:
+    with pytest.raises(EngineError, match=r"failed while running: .*Got: 5 Expected: 3") as caught:
         session.run(np.zeros((1, 5, 32, 48), np.float32))
     require_a_reason(str(caught.value))
     assert "smaller batches" in str(caught.value.hint)

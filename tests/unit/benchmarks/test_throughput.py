@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.benchmarks.throughput import Measurement, TimingConfig, measure_interleaved
 from vitdeploy.errors import InputError, UnstableMeasurementError
+from vitdeploy.progress import SILENT
 
 BATCH = np.zeros((4, 3, 8, 8), np.float32)
 
@@ -79,13 +81,15 @@ def test_timings_that_never_settle_are_refused_unless_accepted() -> None:
     def measure(accept: bool):
         machine = FakeMachine(lambda now: 1 + now)
         config = TimingConfig(
-            warmups=1, min_round_ms=0, window=3, max_seconds=2, accept_unstable=accept
+            warmups=1, min_round_ms=0, window=3, max_seconds=20, accept_unstable=accept
         )
         sessions = [machine.session("torch", 50), machine.session("engine", 25)]
         return measure_interleaved(sessions, BATCH, config=config, clock=machine.clock)
 
-    with pytest.raises(UnstableMeasurementError, match="still differ by"):
+    with pytest.raises(UnstableMeasurementError, match="still differ by") as caught:
         measure(accept=False)
+    assert "--accept-unstable" in str(caught.value.hint)
+    assert "--seconds" in str(caught.value.hint)
     accepted = measure(accept=True)
     assert not accepted.stable
     assert accepted.drift > 0.05
@@ -111,9 +115,28 @@ def test_a_late_start_is_measured_through() -> None:
 
 def test_too_little_time_is_unstable_rather_than_a_figure() -> None:
     machine = FakeMachine()
-    config = TimingConfig(warmups=1, min_round_ms=0, max_seconds=0.001)
-    with pytest.raises(UnstableMeasurementError):
-        measure_interleaved([machine.session("a", 50)], BATCH, config=config, clock=machine.clock)
+    config = TimingConfig(warmups=1, min_round_ms=0, window=5, max_seconds=0.001)
+    sessions = [machine.session("torch", 50), machine.session("engine", 20)]
+    with pytest.raises(UnstableMeasurementError) as caught:
+        measure_interleaved(sessions, BATCH, config=config, clock=machine.clock)
+    assert str(caught.value) == (
+        "only 2 rounds fit into 0.001 s, and 18 tell whether timings have settled; so far, "
+        "batch 4: torch 12.50 ms/image, engine 5.00 ms/image (2.50x)"
+    )
+
+
+def test_each_batch_size_is_said_when_it_is_measured() -> None:
+    class Heard:
+        notes: ClassVar[list[str]] = []
+        task = staticmethod(SILENT.task)
+
+        def note(self, text: str) -> None:
+            self.notes.append(text)
+
+    machine, heard = FakeMachine(), Heard()
+    sessions = [machine.session("torch", 30), machine.session("engine", 12)]
+    measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock, progress=heard)
+    assert heard.notes == ["batch 4: torch 7.50 ms/image, engine 3.00 ms/image (2.50x)"]
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])
@@ -129,6 +152,19 @@ def test_percentiles_come_from_the_raw_samples() -> None:
     assert measured.ms_per_image() == 25
 
 
-def test_a_config_without_warm_up_is_refused() -> None:
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"warmups": 0},
+        {"window": 0},
+        {"tolerance": 0.0},
+        {"tolerance": float("nan")},
+        {"max_seconds": float("nan")},
+        {"max_seconds": -1.0},
+        {"min_round_ms": float("nan")},
+    ],
+    ids=str,
+)
+def test_configs_without_sense_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        TimingConfig(warmups=0)
+        TimingConfig(**values)
