@@ -49,7 +49,7 @@ class Workspace:
                 )
             given = self._from_section()
             self.announce(f"model: {section.name} (from {FILE_NAME})")
-        return _embedded(given) if given.name == DEMO else given
+        return embedded(given)
 
     def _from_section(self) -> ModelRequest:
         try:
@@ -213,5 +213,6 @@ def _folder_of(entry: str, folder: Path, part: assets.Part) -> Path:
     return assets.images_folder(part) if entry == DEMO else folder / entry
 
 
-def _embedded(given: ModelRequest) -> ModelRequest:
-    return replace(given, name=str(assets.CHECKPOINT))
+def embedded(given: ModelRequest) -> ModelRequest:
+    """The request with 'demo' read as the embedded checkpoint; any other as it is."""
+    return replace(given, name=str(assets.CHECKPOINT)) if given.name == DEMO else given

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
-from vitdeploy.cli import _COMMANDS
+from vitdeploy.cli import _COMMANDS, cli
+from vitdeploy.demo import assets
+from vitdeploy.recipe import read_recipe
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -21,6 +25,12 @@ def bash_lines() -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     lines = [line.split("#")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line]
+
+
+def console_lines() -> list[str]:
+    """What follows a '$ ' in the README's console blocks."""
+    blocks = re.findall(r"```console\n(.*?)```", README, flags=re.DOTALL)
+    return re.findall(r"^\$ (.*?)(?: +#.*)?$", "\n".join(blocks), flags=re.MULTILINE)
 
 
 def vitdeploy(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -74,3 +84,48 @@ def test_files_the_readme_links_to_exist() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links
     assert all((ROOT / link).exists() for link in links)
+
+
+@pytest.mark.parametrize("line", console_lines())
+def test_lines_on_ones_own_model_are_understood(line: str) -> None:
+    """Every option exists and takes its value; nothing is run."""
+    program, name, *arguments = shlex.split(line)
+    assert program == "vitdeploy"
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    command.make_context(name, arguments)
+
+
+def test_the_way_of_ones_own_model_runs(tmp_path: Path) -> None:
+    """The first console block on real images, with the embedded model at a smaller size."""
+    shutil.copytree(assets.images_folder("calibration"), tmp_path / "train")
+    shutil.copytree(assets.images_folder("evaluation"), tmp_path / "val")
+    ran = []
+    for line in console_lines()[:4]:
+        line = line.replace("vit_small_patch16_224 --pretrained", "demo --epochs 1")
+        line = line.replace("384", "160")
+        _, *arguments = shlex.split(line)
+        arguments = [
+            str(next(tmp_path.glob(argument))) if "*" in argument else argument
+            for argument in arguments
+        ]
+        done = subprocess.run(
+            [sys.executable, "-m", "vitdeploy", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        ran.append(arguments[0])
+    assert ran == ["train", "export", "build-engine", "evaluate"]
+    assert "against PyTorch" in done.stdout
+
+
+def test_the_shown_recipe_is_read(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"```toml\n(.*?)```", README, flags=re.DOTALL)
+    (tmp_path / "vitdeploy.toml").write_text(shown, encoding="utf-8")
+    recipe = read_recipe(tmp_path)
+    assert recipe.model is not None
+    assert recipe.model.name == "mine.safetensors"
+    assert recipe.data.evaluation == "val"

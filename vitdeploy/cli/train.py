@@ -50,7 +50,7 @@ from vitdeploy.cli.options import (
 @click.option(
     "-b", "--batch-size", type=click.IntRange(2, LARGEST_BATCH), default=64, show_default=True
 )
-@click.option("--lr", type=Finite(min=0, min_open=True), default=1e-3, show_default=True)
+@click.option("--lr", type=Finite(0, 1000, min_open=True), default=1e-3, show_default=True)
 @click.option(
     "--ema-decay",
     type=Finite(0, 1, max_open=True),
@@ -110,8 +110,9 @@ def command(
     destination = Destination(output, resume=options["resume"], overwrite=options["overwrite"])
     _require_other_file(output, options)
     destination.require_usable()
-    images, evaluation = _images(data, eval_data, idx, sink)
-    source = _starting_point(options, images.labels, options["name"] or output.stem)
+    request = _request(options)
+    images, evaluation = _images(data, eval_data, idx, _own_labels(request), sink)
+    source = _starting_point(request, options, images.labels, options["name"] or output.stem)
     with api.needs_torch("training"):
         from vitdeploy.training.recipe import TrainingRecipe
     recipe = TrainingRecipe(
@@ -145,13 +146,35 @@ def command(
     )
 
 
-def _images(data: str, eval_data: Path | None, idx: Path | None, sink: Any) -> tuple[Any, Any]:
+def _request(options: dict[str, Any]) -> Any:
+    from vitdeploy.workspace import embedded
+
+    request = requested_model(None, {key: options[key] for key in MODEL_KEYS})
+    if request is None:
+        raise click.UsageError("name a model with --model")
+    return embedded(request)
+
+
+def _own_labels(request: Any) -> tuple[str, ...]:
+    """The labels of a checkpoint that describes itself, in its order; else none."""
+    from vitdeploy.artifacts.source import description_in
+
+    path = Path(request.name)
+    description = description_in(path) if path.suffix == ".safetensors" else None
+    return () if description is None else description.labels
+
+
+def _images(
+    data: str, eval_data: Path | None, idx: Path | None, own: tuple[str, ...], sink: Any
+) -> tuple[Any, Any]:
     from vitdeploy import environment
     from vitdeploy.demo import fashion_mnist
     from vitdeploy.images import scan
 
     if data != "fashion-mnist":
         images = scan(Path(data))
+        if set(images.labels) == set(own):  # fine-tuning keeps the order of the head's classes
+            images = scan(Path(data), labels=own)
         return images, None if eval_data is None else scan(eval_data, labels=images.labels)
     root = fashion_mnist.unpack(
         idx or fashion_mnist.DEBIAN_FOLDER,
@@ -162,15 +185,14 @@ def _images(data: str, eval_data: Path | None, idx: Path | None, sink: Any) -> t
     return scan(root / "train", labels=labels), scan(eval_data or root / "test", labels=labels)
 
 
-def _starting_point(options: dict[str, Any], labels: tuple[str, ...], name: str) -> Any:
+def _starting_point(
+    request: Any, options: dict[str, Any], labels: tuple[str, ...], name: str
+) -> Any:
     """The model with one output per class of the images."""
     from dataclasses import replace
 
     from vitdeploy import api
 
-    request = requested_model(None, {key: options[key] for key in MODEL_KEYS})
-    if request is None:
-        raise click.UsageError("name a model with --model")
     request = replace(request, num_classes=request.num_classes or len(labels), labels=labels)
     if options["res"] is not None:
         request = _sized(request, options["res"])
