@@ -2,12 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint unit setup clean
+.PHONY: demo test slow table lint unit setup clean
 
 demo: setup
 	$(BIN)/vitdeploy demo
 
 test: lint unit
+
+# What takes too long for every change: large models, and the table of families.
+slow: setup
+	$(BIN)/python -m pytest -m slow
+
+table: setup
+	$(BIN)/python -m tools.export_table run
+	$(BIN)/python -m tools.export_table render
 
 lint: setup
 	$(BIN)/ruff check .
@@ -16,7 +24,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m 'not slow'
 
 setup: .venv/.ready
 
