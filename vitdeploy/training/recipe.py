@@ -54,10 +54,10 @@ class TrainingRecipe:
                 hint="give a number above 0 for each resolution",
             )
         # Written so that NaN is refused too.
-        if not (0 < self.learning_rate < math.inf and 0 < self.min_crop <= 1):
+        if not (0 < self.learning_rate <= 1000 and 0 < self.min_crop <= 1):
             raise InputError(
                 f"the learning rate is {self.learning_rate}, min_crop {self.min_crop}",
-                hint="give a learning rate above 0 and a min_crop in (0, 1]",
+                hint="give a learning rate in (0, 1000] and a min_crop in (0, 1]",
             )
         if not 0 <= self.ema_decay < 1:
             raise InputError(

@@ -107,6 +107,7 @@ def test_the_weights_it_begins_with_are_never_replaced(folder: Path, name: str) 
     "arguments",
     [
         ["--ema-decay", "nan"], ["--ema-decay", "1"], ["--lr", "nan"], ["--lr", "inf"],
+        ["--lr", "1e38"],
         ["--min-crop", "nan"], ["--mixed-res", "32,48", "--mixed-odds", "inf,1"],
         ["--mixed-res", "32,48", "--mixed-odds", "nan,1"], ["--seed", "1" + 23 * "0"],
         ["--threads", "99999999999"], ["--mixed-res", "99999999999"], ["-b", "99999999999"],

@@ -220,6 +220,7 @@ class TestInput:
             {"resolutions": (32,), "resolution_weights": (0.0,)},
             {"learning_rate": float("nan")},
             {"learning_rate": float("inf")},
+            {"learning_rate": 1e38},
             {"min_crop": float("nan")},
             {"ema_decay": float("nan")},
             {"ema_decay": 1.0},
