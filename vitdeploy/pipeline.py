@@ -156,7 +156,7 @@ def demo(
     notes = list(start.notes)
     rtx = registry.get("tensorrt-rtx").probe()
     if rtx.available:
-        half = api.PrecisionRequest(precision="fp16")
+        half = api.PrecisionRequest(precision="fp16", images=calibration)
         typed = [api.with_precision(graph, half, folder) for graph in (start.graph, int8)]
         plans.extend(EnginePlan("tensorrt-rtx", graph, RTX_TARGETS) for graph in typed)
     else:

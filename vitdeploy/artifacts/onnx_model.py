@@ -56,7 +56,8 @@ class Verification:
 class Emulated:
     """How far a typed graph under emulation was from the same graph in float32.
 
-    `cosine` is the smallest cosine of an output row; `max_error` the largest
+    `cosine` is the smallest cosine of an output row, less the float32 rows'
+    mean; `max_error` the largest
     difference over the deviation of the float32 outputs; `agreement` the share
     of rows with the same top-1.
     """

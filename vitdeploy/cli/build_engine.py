@@ -85,7 +85,7 @@ def command(
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
     calibration = None
-    if int8:
+    if int8 or fp16:  # half precision is judged on them
         calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
         precision="int8" if int8 else "fp16" if fp16 else "fp32",

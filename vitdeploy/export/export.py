@@ -36,6 +36,8 @@ from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Size
 from vitdeploy.progress import SILENT, Progress
 
+_IN_GRAPH = "computed in the graph at every size, by the source library's method"
+
 ExportPrecision = Literal["fp32", "fp16", "bf16"]
 
 
@@ -108,7 +110,7 @@ def export(
             output_name=sized.output,
             passes=tuple(passes),
             verification=verification,
-            positions=sized.positions,
+            positions=sized.positions if sizes is None else _IN_GRAPH,
             resolution_range=sizes,
             input_format=options.input_format,
             output=sized.output,
