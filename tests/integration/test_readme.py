@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -120,6 +121,17 @@ def test_the_way_of_ones_own_model_runs(tmp_path: Path) -> None:
         ran.append(arguments[0])
     assert ran == ["train", "export", "build-engine", "evaluate"]
     assert "against PyTorch" in done.stdout
+
+
+def test_the_shown_functions_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (shown,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    shutil.copy(assets.CHECKPOINT, tmp_path / "mine.safetensors")
+    shutil.copytree(assets.images_folder("calibration"), tmp_path / "train")
+    monkeypatch.chdir(tmp_path)
+    found: dict[str, Any] = {}
+    exec(shown.replace("384", "160"), found)
+    assert found["engine"].manifest.model.precision == "int8-fp32"
+    assert found["engine"].manifest.model.resolution == (160, 160)
 
 
 def test_the_shown_recipe_is_read(tmp_path: Path) -> None:
