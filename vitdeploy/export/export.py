@@ -26,6 +26,7 @@ from vitdeploy.export.dynamic.sizes import best_size, range_of
 from vitdeploy.export.dynamic.verify import verify_dynamic
 from vitdeploy.export.passes.fold_constants import fold_constants
 from vitdeploy.export.passes.module_names import name_nodes_by_module
+from vitdeploy.export.passes.scale_first import scale_queries_first
 from vitdeploy.export.passes.uint8_input import with_uint8_input
 from vitdeploy.export.precision import to_half
 from vitdeploy.export.trace import DEFAULT_OPSET, INPUT_NAME, trace, trace_dynamic
@@ -35,6 +36,9 @@ from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Size
 from vitdeploy.progress import SILENT, Progress
+
+_PASSES = (name_nodes_by_module, fold_constants, scale_queries_first)
+"""In this order: the later ones find nodes and constants as the earlier ones left them."""
 
 _IN_GRAPH = "computed in the graph at every size, by the source library's method"
 
@@ -92,9 +96,11 @@ def export(
     _require_answerable(source)
     with progress.task("exporting", 3) as task:
         sized, sizes = _sized(source, options)
-        model = fold_constants(name_nodes_by_module(_traced(sized, sizes, options.opset)))
+        model = _traced(sized, sizes, options.opset)
         task.advance()
-        passes = ["name_nodes_by_module", "fold_constants"]
+        passes = [one.__name__ for one in _PASSES]
+        for one in _PASSES:
+            model = one(model)
         as_bytes = options.input_format == "uint8-nhwc"
         if as_bytes:
             model = with_uint8_input(model, sized.description.preprocessing)

@@ -190,7 +190,7 @@ def test_values_that_are_not_finite_are_refused(
 ) -> None:
     """One value of 4,608, wherever it stands: a maximum alone passes over NaN."""
     pixels = np.full((1, 3, *model.description.resolution), 0.25, np.float32)
-    monkeypatch.setattr(statistics, "batches", lambda *_: iter([pixels]))
+    monkeypatch.setattr(statistics, "batches", lambda *_, **_options: iter([pixels]))
     graph = ir.from_proto(not_finite(how))
     assert collect(graph, model.description, ["odd"], calibration)["odd"].count == pixels.size
     pixels[0, 1, row, 7] = 1.0

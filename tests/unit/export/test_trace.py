@@ -166,14 +166,38 @@ def test_opsets_out_of_range_are_refused(opset: int) -> None:
         ExportOptions(opset=opset)
 
 
-def test_more_than_two_gigabytes_are_refused(tmp_path: Path, exported: OnnxModel) -> None:
-    """The weights are zeros that the system never has to lay down."""
-    array = np.zeros(2**29, np.float32)
-    weight = ir.Value(name="weight", const_value=ir.Tensor(array, name="weight"))
-    node = ir.node("Identity", [weight])
-    graph = ir.Graph([], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20})
-    model = ir.Model(graph, ir_version=10)
+def two_gigabytes() -> ir.Model:
+    """A product with 2^29 weights, zeros that the system lays down only when they are read."""
+    weight = ir.Value(name="weight", const_value=ir.Tensor(np.zeros((2**14, 2**15), np.float32)))
+    rows = ir.Value(
+        name="input", shape=ir.Shape(("batch", 2**14)), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    node = ir.node("MatMul", [rows, weight], name="product")
+    node.outputs[0].name = "logits"
+    node.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    node.outputs[0].shape = ir.Shape(("batch", 2**15))
+    graph = ir.Graph(
+        [rows], node.outputs, nodes=[node], initializers=[weight], opset_imports={"": 20}, name="g"
+    )
+    return ir.Model(graph, ir_version=10)
+
+
+def test_one_file_does_not_hold_two_gigabytes(tmp_path: Path, exported: OnnxModel) -> None:
+    path = tmp_path / "large.onnx"
     with pytest.raises(ExportError, match=r"2\.1 GB") as caught:
-        files.save(model, exported.description, tmp_path / "large.onnx")
-    assert caught.value.hint
+        files.save(two_gigabytes(), exported.description, path, external_data=False)
+    assert "--external-data" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_two_files_do(tmp_path: Path, exported: OnnxModel) -> None:
+    path = tmp_path / "large.onnx"
+    saved = files.save(two_gigabytes(), exported.description, path)
+    assert saved.size_bytes > files.LARGEST_FILE_BYTES
+    assert read_onnx_model(path).digest == saved.digest
+    proto = onnx.load(str(path), load_external_data=False)
+    assert next(entry.value for entry in proto.graph.initializer[0].external_data) == (
+        "large.onnx.data"
+    )
+    onnx.checker.check_model(str(path))

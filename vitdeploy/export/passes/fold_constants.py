@@ -35,8 +35,16 @@ def fold_constants(model: ir.Model) -> ir.Model:
 
 def _fold(model: ir.Model) -> None:
     optimizer.fold_constants(
-        model, input_size_limit=_LARGEST_VALUES, output_size_limit=_LARGEST_VALUES
+        model,
+        input_size_limit=_LARGEST_VALUES,
+        output_size_limit=_LARGEST_VALUES,
+        should_fold=_mask_of_a_window,
     )
+
+
+def _mask_of_a_window(node: ir.Node) -> bool | None:
+    """onnxscript keeps ConstantOfShape as it is, and with it Swin's masks; None: its own rules."""
+    return True if node.op_type == "ConstantOfShape" else None
 
 
 def _split_constants(graph: ir.Graph) -> bool:
