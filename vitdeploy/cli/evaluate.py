@@ -159,7 +159,7 @@ def _judge(c: Any) -> None:
         )
     if c.verdict == "inconclusive":
         needed = (
-            f"about {c.images_needed} images would do"
+            f"about {c.images_needed} images would do, or allow more with --max-drop"
             if c.images_needed
             else ("more images will not help if the drop stays as it is")
         )
