@@ -59,6 +59,11 @@ def understood(name: str) -> Named:
         )
     if colon:
         return Named("python", name)
+    if path.is_file() and ("/" in name or path.suffix):
+        raise InputError(
+            f"{name} is a file, and no kind of checkpoint that is read",
+            hint=f"give a file ending in {', '.join(sorted(_WEIGHT_FILES))}",
+        )
     if "/" in name or "\\" in name:
         hub = f"on the hub: transformers:{name} or hf_hub:{name}, with --pretrained"
         raise InputError(f"{name} does not exist", hint=f"a folder must exist; {hub}")

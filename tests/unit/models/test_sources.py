@@ -61,6 +61,13 @@ class TestNames:
             load_source(ModelRequest(name=name, random_weights=True))
         assert NAME in str(caught.value.hint)
 
+    def test_a_file_that_is_no_checkpoint(self, tmp_path: Path) -> None:
+        path = tmp_path / "notes.txt"
+        path.write_text("no weights")
+        with pytest.raises(InputError, match="no kind of checkpoint") as caught:
+            load_source(ModelRequest(name=str(path)))
+        assert ".safetensors" in str(caught.value.hint)
+
     def test_a_name_near_nothing(self) -> None:
         with pytest.raises(InputError, match="zzzz") as caught:
             load_source(ModelRequest(name="zzzz", random_weights=True))
