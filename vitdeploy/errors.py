@@ -17,6 +17,11 @@ class VitDeployError(Exception):
         self.hint = hint
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's text, for a one-line message; its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class InputError(VitDeployError):
     """A file, folder, name or option given by the user cannot be used."""
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,19 @@ def environment(cache: Path, **more: str) -> dict[str, str]:
         "PYTHONWARNINGS": "default",
         **more,
     }
+
+
+def run_code(code: str) -> Outcome:
+    """Python code in a process of its own, with the repository's package."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment(Path("unused")),
+        capture_output=True,
+        text=True,
+        timeout=KILL_AFTER_S,
+        check=False,
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)
 
 
 def bind_modes() -> None:

@@ -81,4 +81,7 @@ def test_an_int8_graph_with_a_product_in_float32_builds(demo: OnnxModel, tmp_pat
     chosen = plan(graph)
     insert_qdq(graph, chosen, dict.fromkeys(chosen.activations, 0.05))
     keep = {next(node.name for node in chosen.linear if "blocks.1.mlp.fc2" in node.name)}
-    built(typed(graph, FP16, keep, demo, tmp_path), tmp_path)
+    model = typed(graph, FP16, keep, demo, tmp_path)
+    (product,) = (node for node in files.load(model).graph if node.name in keep)
+    assert product.outputs[0].dtype == ir.DataType.FLOAT
+    built(model, tmp_path)

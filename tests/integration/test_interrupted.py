@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from command_line import (
     environment,
     listing,
     require_one_error,
+    run_code,
 )
 
 from vitdeploy.demo import assets
@@ -93,17 +93,8 @@ def test_the_code_is_130_wherever_the_interrupt_hits(raised: str) -> None:
         cli.cli.main = interrupted
         cli.main()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(Path("unused")),
-        capture_output=True,
-        text=True,
-        timeout=KILL_AFTER_S,
-        check=False,
-    )
-    require_one_error(
-        Outcome(done.returncode, done.stdout, done.stderr), 130, "interrupted", "again"
-    )
+    done = run_code(code)
+    require_one_error(done, 130, "interrupted", "again")
 
 
 STAGES = {

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from command_line import (
-    KILL_AFTER_S,
     Outcome,
     environment,
     require_one_error,
     run,
+    run_code,
 )
 
 
-def blocked(modules: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+def blocked(modules: str, arguments: list[str]) -> Outcome:
     """Run the command line where importing any of these modules fails."""
     code = f"""
         import sys
@@ -32,14 +31,7 @@ def blocked(modules: str, arguments: list[str]) -> subprocess.CompletedProcess[s
         from vitdeploy.cli import main
         main()
     """
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(Path("unused")),
-        capture_output=True,
-        text=True,
-        timeout=KILL_AFTER_S,
-        check=False,
-    )
+    return run_code(code)
 
 
 HEAVY = "torch torchvision timm numpy rich onnx onnx_ir onnxruntime openvino PIL scipy"
@@ -47,26 +39,26 @@ HEAVY = "torch torchvision timm numpy rich onnx onnx_ir onnxruntime openvino PIL
 
 def test_help_needs_nothing_heavy() -> None:
     done = blocked(HEAVY, ["--help"])
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.errors
     for command in ("export", "build-engine", "evaluate", "benchmark", "report", "demo", "train"):
-        assert f"\n  {command} " in done.stdout
-    assert "130 interrupted" in done.stdout
+        assert f"\n  {command} " in done.output
+    assert "130 interrupted" in done.output
 
 
 def test_the_block_blocks() -> None:
-    assert "is blocked here" in blocked(HEAVY, ["export", "--help"]).stderr
+    assert "is blocked here" in blocked(HEAVY, ["export", "--help"]).errors
 
 
 @pytest.mark.parametrize("command", ["export", "train", "evaluate", "benchmark"])
 def test_a_commands_help_needs_no_pytorch(command: str) -> None:
     done = blocked("torch torchvision timm onnxruntime openvino", [command, "--help"])
-    assert done.returncode == 0, done.stderr
-    assert "--model" in done.stdout
+    assert done.code == 0, done.errors
+    assert "--model" in done.output
 
 
 def test_without_pytorch_the_remedy_is_named(tmp_path: Path) -> None:
     done = blocked("torch torchvision timm", ["export", "demo"])
-    require_one_error(Outcome(done.returncode, done.stdout, done.stderr), 3, "torch", "pip install")
+    require_one_error(done, 3, "torch", "pip install")
 
 
 def test_bare_and_unknown_commands(tmp_path: Path, cache: Path) -> None:

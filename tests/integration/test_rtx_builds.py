@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
-import torch
 from onnx import numpy_helper
+from unit_gain import random_vit
 
 from vitdeploy.artifacts.engine import Engine, read_engine
 from vitdeploy.artifacts.files import file_digest
@@ -29,7 +29,6 @@ from vitdeploy.errors import EngineError, InputError
 from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.export.precision import to_half
 from vitdeploy.graph import files
-from vitdeploy.models.load import ModelRequest, seeded_random_source
 from vitdeploy.models.source import SourceModel
 from vitdeploy.target import parse_targets
 
@@ -59,13 +58,7 @@ def demo() -> OnnxModel:
 @pytest.fixture(scope="module")
 def vit() -> SourceModel:
     """ViT-Ti/16 with weights large enough for its logits to vary."""
-    request = ModelRequest(name="vit_tiny_patch16_224", random_weights=True, num_classes=1000)
-    source = seeded_random_source(request, 0)
-    with torch.no_grad():
-        for parameter in source.module.parameters():
-            if parameter.ndim >= 2 and parameter.std() > 0:
-                parameter.div_(parameter.std() * parameter[0].numel() ** 0.5)
-    return source
+    return random_vit(num_classes=1000)
 
 
 @pytest.fixture(scope="module", params=[224, 384])

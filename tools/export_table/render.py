@@ -24,7 +24,7 @@ Each cell was exported, run and built by `python -m tools.export_table run`; its
 resampling is seen, and always start from a state dict of the native size.
 
 - **fp32**: the largest difference between ONNX Runtime and PyTorch on 32 images, in deviations of
-  the answers (at most 1e-4 is green).
+  the answers over images and columns (at most 1e-4 is green).
 - **fp16**: the typed graph under the fused emulation against PyTorch: smallest cosine and top-1
   agreement on 32 images (at least 0.999 and 99 %); nodes kept in float32 in brackets.
 - **RTX**: TensorRT-RTX built both graphs for SM86, SM89 and SM120 (no GPU needed).

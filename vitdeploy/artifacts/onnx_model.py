@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -219,7 +220,9 @@ def read_onnx_model(path: Path) -> OnnxModel:
     without inputs and outputs, and one without vitdeploy's description.
     """
     proto = load_proto(path)
-    return OnnxModel(path, graph_digest(path, proto), _description_in(proto, path))
+    return OnnxModel(
+        path, graph_digest(path, external_locations(proto)), _description_in(proto, path)
+    )
 
 
 def read_description(path: Path) -> ModelDescription:
@@ -248,20 +251,25 @@ def external_data_path(graph: Path) -> Path:
     return graph.with_name(f"{graph.name}.data")
 
 
-def graph_digest(path: Path, proto: Any = None) -> str:
-    """sha256 of the graph file, and of the weights beside it where it has such.
+def external_locations(proto: Any) -> tuple[str, ...]:
+    """The files beside a graph in which it keeps weights, by the names it has for them."""
+    return tuple(
+        sorted(
+            {
+                entry.value
+                for tensor in proto.graph.initializer
+                for entry in tensor.external_data
+                if entry.key == "location"
+            }
+        )
+    )
+
+
+def graph_digest(path: Path, locations: Sequence[str]) -> str:
+    """sha256 of the graph file, and of the weights in `locations` beside it where it has such.
 
     Raises InputError where the weights are named but missing.
     """
-    proto = load_proto(path) if proto is None else proto
-    locations = sorted(
-        {
-            entry.value
-            for tensor in proto.graph.initializer
-            for entry in tensor.external_data
-            if entry.key == "location"
-        }
-    )
     if not locations:
         return file_digest(path)
     digests = [file_digest(path)]

@@ -84,7 +84,6 @@ class GraphSession:
             ) from error
         self._takes = takes
         self.name = name
-        self.output_names = [output.name for output in self._session.get_outputs()]
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """The first output, (n, classes) float32."""
@@ -93,7 +92,7 @@ class GraphSession:
     def run_all(
         self, batch: NDArray[np.float32], others: Mapping[str, NDArray] | None = None
     ) -> list[NDArray[np.float32]]:
-        """Every output of the graph, in the order of `output_names`; `others` are its inputs
+        """Every output of the graph, in the graph's order; `others` are its inputs
         besides the batch."""
         batch = checked_batch(batch, self._takes)
         entry = self._session.get_inputs()[0]

@@ -56,11 +56,6 @@ def choose(images: ImageSet, *, count: int = 512, seed: int = 0) -> CalibrationS
     return CalibrationSet(images.take(list(chosen.values())), tuple(chosen), seed)
 
 
-def overlap(calibration_digests: Sequence[str], evaluation_digests: Sequence[str]) -> int:
-    """How many evaluation images are calibration images too, by content."""
-    return len(set(calibration_digests) & set(evaluation_digests))
-
-
 def _balanced_order(images: ImageSet, generator: random.Random) -> list[int]:
     """All indices, shuffled, taking one of each class in turn."""
     by_class: defaultdict[int | None, list[int]] = defaultdict(list)

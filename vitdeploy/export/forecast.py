@@ -8,13 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import Emulated, Precision
-from vitdeploy.errors import ExportError
+from vitdeploy.export.spread import spread_between_images
 from vitdeploy.graph.half import BF16, FP16
 
 LEAST_AGREEMENT = 0.99
-
-_FLAT = 1e-3
-"""Outputs that deviate less than this share of their magnitude prove nothing."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ def compared(
     Raises ExportError where the float32 outputs are not finite or hardly vary.
     """
     exact, answered = exact.reshape(len(exact), -1), answered.reshape(len(answered), -1)
-    spread = _spread(exact)
+    spread = spread_between_images(exact, "the float32 graph")
     finite = np.all(np.isfinite(answered), axis=1)
     answered = np.where(finite[:, None], answered, 0.0)
     center = exact.mean(0)
@@ -77,7 +74,7 @@ def decided(exact: NDArray[np.float32], tolerance: Tolerance) -> NDArray[np.bool
     if exact.shape[1] < 2:
         return np.zeros(len(exact), dtype=bool)
     best = np.partition(exact, -2, axis=1)[:, -2:]
-    return best[:, 1] - best[:, 0] > tolerance.margin * _spread(exact)
+    return best[:, 1] - best[:, 0] > tolerance.margin * spread_between_images(exact, "the float32 graph")
 
 
 def holds(found: Emulated, tolerance: Tolerance, *, classes: bool) -> bool:
@@ -96,19 +93,3 @@ def in_words(found: Emulated) -> str:
         f"cosine {found.cosine:.5f}, largest error {found.max_error:.3f} deviations, "
         f"agreement {100 * found.agreement:.1f} %"
     )
-
-
-def _spread(exact: NDArray[np.float32]) -> float:
-    if not np.isfinite(exact).all():
-        raise ExportError(
-            "the float32 graph itself answers values that are not finite",
-            hint="check the weights and the images",
-        )
-    spread = float((exact - exact.mean(0)).std())
-    if spread == 0.0 or spread <= _FLAT * float(np.abs(exact).mean()):
-        raise ExportError(
-            "the float32 graph answers nearly the same for every image, "
-            "so nothing can be said about half precision",
-            hint="give trained weights and different images",
-        )
-    return spread

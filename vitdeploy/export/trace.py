@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from vitdeploy.artifacts.onnx_model import ResolutionRange
-from vitdeploy.errors import ExportError
+from vitdeploy.errors import ExportError, first_line
 from vitdeploy.export import translations
 from vitdeploy.export.dynamic.module import make_dynamic
 from vitdeploy.export.dynamic.padding import same_padding_of_whole_strides
@@ -99,9 +99,8 @@ def _exported(
                 verbose=False,
             )
     except (torch.onnx.OnnxExporterError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ExportError(
-            f"{source.description.name} cannot be traced at {size}: {reason}",
+            f"{source.description.name} cannot be traced at {size}: {first_line(error)}",
             hint="try another --opset; `vitdeploy doctor` shows the versions of torch and timm",
         ) from error
     if program is None:

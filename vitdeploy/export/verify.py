@@ -9,6 +9,7 @@ from vitdeploy.artifacts.onnx_model import Verification
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.errors import EngineError, ExportError, InputError
 from vitdeploy.export.samples import sample_inputs
+from vitdeploy.export.spread import spread_between_images
 from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
@@ -16,9 +17,6 @@ from vitdeploy.models.source import SourceModel
 BATCH_SIZES = (1, 2, 5)
 TOLERANCE = 1e-4
 """Largest logit difference allowed, in deviations of the source's logits."""
-
-_FLAT = 1e-3
-"""Logits that deviate less than this share of their magnitude prove nothing."""
 
 _REPORT = "report this with the model's name; the graph was not written"
 
@@ -57,7 +55,7 @@ def verify(
     if inputs.dtype == np.uint8:
         floats = source.description.preprocessing.normalize_bytes(inputs)
     expected = source.logits(floats)
-    spread = logit_spread(expected)
+    spread = spread_between_images(expected, "PyTorch")
     answered = _answers(graph, inputs, expected.shape[1:], batch_sizes)
     if not np.isfinite(answered).all():
         raise ExportError(
@@ -103,21 +101,3 @@ def _answers(
         parts.append(answered)
         start += size
     return np.concatenate(parts)
-
-
-def logit_spread(logits: NDArray[np.float32]) -> float:
-    """Deviation of the outputs, over images and columns: what rounding errors are relative to.
-
-    Raises ExportError where outputs hardly vary from image to image.
-    """
-    if not np.isfinite(logits).all():
-        raise ExportError(
-            "PyTorch itself answers values that are not finite", hint="check the weights"
-        )
-    between_images = float((logits - logits.mean(0)).std())
-    if between_images <= _FLAT * float(np.abs(logits).mean()) or between_images == 0.0:
-        raise ExportError(
-            "PyTorch answers nearly the same for every image, so nothing can be verified",
-            hint="give trained weights; random ones with LayerScale answer almost zero",
-        )
-    return float(logits.std())

@@ -65,12 +65,14 @@ def save(
     large = weights_bytes(model) > LARGEST_FILE_BYTES
     if external_data or (large and external_data is None):
         _save_with_external_data(model, path)
+        locations = [external_data_path(path).name]
     else:
         with atomic_path(path) as temporary:
             temporary.write_bytes(serialize(model))
         with suppress(FileNotFoundError):
             external_data_path(path).unlink()
-    saved = OnnxModel(path, graph_digest(path), description)
+        locations = []
+    saved = OnnxModel(path, graph_digest(path, locations), description)
     write_sidecar(saved)
     return saved
 

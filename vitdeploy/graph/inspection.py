@@ -9,6 +9,7 @@ from vitdeploy.artifacts.files import from_json
 from vitdeploy.artifacts.onnx_model import (
     METADATA_KEY,
     ModelDescription,
+    external_locations,
     graph_digest,
     load_proto,
 )
@@ -115,7 +116,7 @@ def read_graph(path: Path, *, resolution: Size | None = None) -> GraphFile:
         file.size_bytes is not None and Path(file.location).name == file.location
         for file in summary.external
     )
-    digest = graph_digest(path, proto) if whole else ""
+    digest = graph_digest(path, external_locations(proto)) if whole else ""
     return GraphFile(path, description, digest, skeleton, image, known, summary)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from vitdeploy.errors import first_line
 from vitdeploy.graph.skeleton import Skeleton
 
 Shape = tuple[int, ...]
@@ -68,8 +69,7 @@ def concrete_shapes(skeleton: Skeleton, sizes: Mapping[str, Shape]) -> Shapes:
         try:
             inferred = onnx.shape_inference.infer_shapes(proto, data_prop=True)
         except (onnx.shape_inference.InferenceError, ValueError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return Shapes({}, {}, f"shapes cannot be inferred: {reason}")
+            return Shapes({}, {}, f"shapes cannot be inferred: {first_line(error)}")
         found = _collect(inferred.graph, constants)
         if all(name in found.shapes for node in proto.graph.node for name in node.output if name):
             return found

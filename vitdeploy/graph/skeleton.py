@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx.checker import ValidationError
 
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, first_line
 
 _KEPT_ELEMENTS = 1024
 """Constants up to this size stay: shape arithmetic reads them."""
@@ -49,9 +49,8 @@ class Skeleton:
         try:
             return _array(self.weights[name], self.folder)
         except _UNREADABLE as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(
-                f"the values of {name} cannot be read: {reason}",
+                f"the values of {name} cannot be read: {first_line(error)}",
                 hint="copy the graph together with its external data, into one folder",
             ) from error
 

@@ -14,9 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from vitdeploy.artifacts.files import require_file
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, first_line
 from vitdeploy.models import rescue
-from vitdeploy.models.errors import first_line
 
 State = dict[str, torch.Tensor]
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitdeploy.errors import InputError, VitDeployError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import InputError, VitDeployError, first_line
 
 
 def imported(architecture: str) -> Callable[..., Any]:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.errors import InputError, MissingDependencyError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import InputError, MissingDependencyError, first_line
 
 _CONFIG = "config.json"
 _WANTED = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]

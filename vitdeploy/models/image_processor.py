@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import transformers
 
-from vitdeploy.errors import InputError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import InputError, first_line
 from vitdeploy.preprocessing import Preprocessing, Size
 
 _FILE = "preprocessor_config.json"

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.errors import ExportError, InputError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import ExportError, InputError, first_line
 from vitdeploy.models.factory import call, imported
 from vitdeploy.models.headless import without_classifiers
 from vitdeploy.models.library import Resized

@@ -11,8 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.errors import InputError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import InputError, first_line
 
 
 def code_refused(path: Path, error: Exception) -> InputError:

@@ -10,8 +10,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
-from vitdeploy.errors import InputError, MissingDependencyError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import InputError, MissingDependencyError, first_line
 from vitdeploy.models.timm_sizes import at_resolution, size_step, traceable
 from vitdeploy.preprocessing import Preprocessing, Size
 

@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.errors import ExportError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import ExportError, first_line
 from vitdeploy.models.library import Resized
 from vitdeploy.models.resampling import Sizes, resample_state
 from vitdeploy.preprocessing import Size

@@ -15,8 +15,7 @@ from torch.nn import functional
 from torchvision.models.vision_transformer import VisionTransformer
 
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.errors import ExportError, InputError, MissingDependencyError
-from vitdeploy.models.errors import first_line
+from vitdeploy.errors import ExportError, InputError, MissingDependencyError, first_line
 from vitdeploy.models.headless import without_classifiers
 from vitdeploy.models.library import Resized
 from vitdeploy.models.plain_attention import use_plain_attention

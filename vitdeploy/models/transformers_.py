@@ -15,9 +15,8 @@ from torch import nn
 from transformers.utils import logging as transformers_logging
 
 from vitdeploy.artifacts.source import SourceDescription, Task
-from vitdeploy.errors import ExportError, InputError
+from vitdeploy.errors import ExportError, InputError, first_line
 from vitdeploy.models import checkpoint
-from vitdeploy.models.errors import first_line
 from vitdeploy.models.headless import replaced, without_classifiers
 from vitdeploy.models.image_processor import preprocessing_in
 from vitdeploy.models.library import Resized

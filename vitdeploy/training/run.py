@@ -12,9 +12,8 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from vitdeploy.artifacts.files import atomic_path, reading
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, first_line
 from vitdeploy.models import checkpoint
-from vitdeploy.models.errors import first_line
 from vitdeploy.training.optimizers import build_optimizers, warmup_and_cosine
 from vitdeploy.training.recipe import TrainingRecipe
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from unit_gain import random_vit
 
 from vitdeploy.artifacts.onnx_model import OnnxModel, with_description
 from vitdeploy.calibration.plan import plan
@@ -15,7 +15,6 @@ from vitdeploy.calibration.statistics import _session_with_outputs
 from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.export.precision import to_half
 from vitdeploy.graph import files
-from vitdeploy.models.load import ModelRequest, seeded_random_source
 from vitdeploy.models.source import SourceModel
 
 SIZE = (32, 48)
@@ -25,15 +24,7 @@ SIZE = (32, 48)
 def tiny_source() -> SourceModel:
     """Random weights of unit gain: logits differ from image to image."""
     kwargs = {"img_size": list(SIZE), "depth": 2, "embed_dim": 48, "num_heads": 3}
-    request = ModelRequest(
-        name="vit_tiny_patch16_224", random_weights=True, num_classes=10, model_kwargs=kwargs
-    )
-    source = seeded_random_source(request, 0)
-    with torch.no_grad():
-        for parameter in source.module.parameters():
-            if parameter.ndim >= 2 and parameter.std() > 0:
-                parameter.div_(parameter.std() * parameter[0].numel() ** 0.5)
-    return source
+    return random_vit(num_classes=10, model_kwargs=kwargs)
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from unit_gain import random_vit
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.export.export import ExportOptions, export
@@ -26,13 +27,7 @@ KWARGS = {"img_size": list(SIZE), "depth": 2, "embed_dim": 96, "num_heads": 3, "
 def source() -> SourceModel:
     """Random weights of unit gain: logits differ from image to image."""
     torch.set_num_threads(1)
-    request = ModelRequest(name="vit_tiny_patch16_224", random_weights=True, model_kwargs=KWARGS)
-    source = seeded_random_source(request, 0)
-    with torch.no_grad():
-        for parameter in source.module.parameters():
-            if parameter.ndim >= 2 and parameter.std() > 0:
-                parameter.div_(parameter.std() * parameter[0].numel() ** 0.5)
-    return source
+    return random_vit(model_kwargs=KWARGS)
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitdeploy.calibration.image_set import MINIMUM, choose, overlap
+from vitdeploy.calibration.image_set import MINIMUM, choose
 from vitdeploy.errors import CalibrationError, InputError
 from vitdeploy.images import ImageItem, ImageSet, image_digest
 
@@ -74,8 +74,3 @@ def test_a_smaller_folder_gives_what_it_has(images: ImageSet) -> None:
 def test_unlabelled_images_are_drawn_too(images: ImageSet) -> None:
     flat = ImageSet(images.root, tuple(ImageItem(item.path) for item in images.items))
     assert len(choose(flat, count=20)) == 20
-
-
-def test_overlap_is_by_content() -> None:
-    assert overlap(["a", "b", "c"], ["c", "d", "a", "a"]) == 2
-    assert overlap(["a"], ["b"]) == 0
