@@ -297,6 +297,7 @@ def evaluate(
     the comparison is void (not finite, one class only).
     """
     model = engine.manifest.model
+    evaluation.require_classes(model)
     require_unseen(engine, images)
     session = load_engine(engine, threads=threads)
     logits = evaluation.logits_of(

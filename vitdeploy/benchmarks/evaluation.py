@@ -91,6 +91,17 @@ def reference_outputs(
     )
 
 
+def require_classes(model: ModelDescription) -> None:
+    """Raise InputError where a graph answers no classes: top-1 would mean nothing of it."""
+    task = model.source.task
+    if task == "classify" and model.output in ("logits", "probabilities"):
+        return
+    raise InputError(
+        f"the engine answers {model.output} for the task {task}, and only classes are judged yet",
+        hint="export verified it against PyTorch; `vitdeploy benchmark` times it",
+    )
+
+
 def require_disjoint(calibration_digests: Sequence[str], images: ImageSet) -> None:
     """Raise InputError where evaluation images were calibrated with, by content."""
     calibrated = set(calibration_digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def command(
     from vitdeploy.artifacts import reference as references
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.evaluation import reference_outputs
+    from vitdeploy.benchmarks.evaluation import reference_outputs, require_classes
     from vitdeploy.errors import InputError
 
     sink = console.progress()
@@ -76,6 +77,7 @@ def command(
     written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
     if save_reference is not None:
         references.require_destination(save_reference)
+    require_classes(description)
     api.load_engine(loaded, threads=threads)
     images, left_out = _readable(images, skip_unreadable, sink.note)
     api.require_unseen(loaded, images)
@@ -84,6 +86,7 @@ def command(
     else:
         source = api.load_model(place.model_request(requested_model(None, model)))
         api.require_same_source(source.description, description)
+        source = replace(source, output=description.output)
         baseline = api.baseline_from_source(
             source, description.resolution, images, threads=threads, progress=sink
         )
