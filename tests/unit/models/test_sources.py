@@ -13,27 +13,17 @@ import pytest
 import timm
 import timm.data
 import torch
-from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from timm.layers.pos_embed import resample_abs_pos_embed
+from tiny_sources import NAME, TINY, batch_at, tiny
 from torch.nn import functional
 
 from vitdeploy.artifacts.source import description_in
 from vitdeploy.errors import ExportError, InputError, MissingDependencyError
 from vitdeploy.models import checkpoint
-from vitdeploy.models.load import ModelRequest, load_source, seeded_random_source
+from vitdeploy.models.load import ModelRequest, load_source
 from vitdeploy.models.source import SourceModel, weights_digest
 from vitdeploy.preprocessing import Preprocessing
-
-NAME = "vit_tiny_patch16_224"
-TINY = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
-
-
-def tiny(**kwargs: Any) -> SourceModel:
-    request = ModelRequest(
-        name=NAME, random_weights=True, num_classes=3, model_kwargs={**TINY, **kwargs}
-    )
-    return seeded_random_source(request, seed=0)
 
 
 def with_wide_positions(source: SourceModel) -> SourceModel:
@@ -42,11 +32,6 @@ def with_wide_positions(source: SourceModel) -> SourceModel:
     with torch.no_grad():
         positions.copy_(torch.randn(positions.shape, generator=torch.Generator().manual_seed(1)))
     return source
-
-
-def batch_at(size: tuple[int, int], channels: int = 3) -> NDArray[np.float32]:
-    shape = (2, channels, *size)
-    return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def saved(path: Path, source: SourceModel) -> Path:
