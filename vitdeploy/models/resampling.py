@@ -51,7 +51,8 @@ def resample_state(state: State, wanted: State, sizes: Sizes) -> tuple[State, st
 
     Only parameters whose name and shape say that they hold positions are
     resampled, in float32; whole numbers (index tables) are taken from `wanted`.
-    Also says which kinds were met, for the record.
+    A weight that `state` lacks is never taken from the new module: there it is
+    random. Also says which kinds were met, for the record.
 
     Raises ExportError naming what depends on the resolution in another way.
     """
@@ -60,8 +61,10 @@ def resample_state(state: State, wanted: State, sizes: Sizes) -> tuple[State, st
     stuck = []
     for name, target in wanted.items():
         own = state.get(name)
-        if own is None or not target.is_floating_point():
+        if not target.is_floating_point():
             carried[name] = target
+        elif own is None:
+            stuck.append(f"{name} is of that size only")
         elif own.shape == target.shape:
             carried[name] = own
         elif (found := _resampled(name, own, target, sizes)) is not None:

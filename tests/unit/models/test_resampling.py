@@ -138,6 +138,12 @@ class TestByKind:
         )
         assert torch.equal(found["attention_bias_idxs"], torch.arange(4))
 
+    def test_a_weight_that_only_the_new_size_has_is_never_made_up(self) -> None:
+        own = {"head.weight": torch.ones(2, 2)}
+        wanted = {**own, "stage.4.norm.weight": torch.ones(2)}
+        with pytest.raises(ExportError, match=r"stage.4.norm.weight is of that size only"):
+            resample_state(own, wanted, Sizes((32, 32), (64, 64)))
+
     def test_what_is_no_position_is_refused_by_name(self) -> None:
         state = {"mlp_tokens.fc1.weight": torch.zeros(8, 4)}
         wanted = {"mlp_tokens.fc1.weight": torch.zeros(8, 9)}
