@@ -34,7 +34,7 @@ from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
-from vitdeploy.calibration import image_set
+from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError, MissingDependencyError
@@ -119,7 +119,8 @@ def export(
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionRequest:
-    """INT8 needs `calibration` images. `half` computes the rest in float16 (GPUs only).
+    """INT8 needs `calibration` images: a set drawn and examined already, or images to draw
+    `calibration_count` from. `half` computes the rest in float16 (GPUs only).
 
     Half precision is judged on `images`, else on the calibration images, else
     on seeded noise; the file says which.
@@ -127,7 +128,7 @@ class PrecisionRequest:
 
     precision: BuildPrecision = "fp32"
     half: bool = False
-    calibration: ImageSet | None = None
+    calibration: ImageSet | CalibrationSet | None = None
     images: ImageSet | None = None
     calibration_count: int = 512
     seed: int = 0
@@ -150,14 +151,21 @@ def with_precision(
                 "INT8 needs calibration images",
                 hint="give --calib FOLDER with 128 or more training images; none are made up",
             )
-        chosen = image_set.choose(
-            request.calibration, count=request.calibration_count, seed=request.seed
-        )
+        chosen = request.calibration
+        if isinstance(chosen, ImageSet):
+            chosen = choose(
+                chosen,
+                count=request.calibration_count,
+                seed=request.seed,
+                source=model.description.source,
+                progress=progress,
+            )
         model = quantize(model, chosen, folder, request.quantization, progress=progress)
     half = "bf16" if request.precision == "bf16" else "fp16"
     wanted = request.half or request.precision == half
     if wanted and not model.description.precision.endswith(half):
-        images = request.images or request.calibration
+        given = request.calibration
+        images = request.images or (given.images if isinstance(given, CalibrationSet) else given)
         model = to_half(model, folder, precision=half, images=images, progress=progress)
     return model
 

@@ -3,7 +3,7 @@
 A folder is either flat (unlabelled images) or holds one sub-folder per class.
 Decoding follows what training pipelines do, and says so: EXIF rotation is
 applied, alpha is dropped, palettes, grayscale and CMYK become RGB, 16-bit
-images are scaled to 8 bits.
+images are scaled to 8 bits, floating-point ones refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vitdeploy.preprocessing import Preprocessing, Size
 
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 
-_DECODING_ERRORS = (
+DECODING_ERRORS = (
     OSError, SyntaxError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
     RuntimeError, EOFError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError,
 )  # fmt: skip
@@ -73,6 +73,12 @@ class ImageSet:
                 hint="put them into one sub-folder per class, named as the model's labels",
             )
         return np.array([item.label for item in self.items], dtype=np.int64)
+
+    def name(self, index: int) -> str:
+        """The image's name in the folder, 'cat/12.png'; its path where it lies elsewhere."""
+        path = self.items[index].path
+        inside = path.is_relative_to(self.root)
+        return printable((path.relative_to(self.root) if inside else path).as_posix())
 
     def take(self, indices: Sequence[int]) -> ImageSet:
         """The images at `indices`, in that order."""
@@ -147,15 +153,23 @@ def decode(path: Path) -> Image.Image:
     """Read an image file as 8-bit RGB. Raises InputError where it cannot be read whole."""
     try:
         with Image.open(path) as image:
-            return _to_rgb(ImageOps.exif_transpose(image))
-    except _DECODING_ERRORS as error:
+            return upright_rgb(image)
+    except DECODING_ERRORS as error:
         raise InputError(
             f"image {path} cannot be read: {error or type(error).__name__}",
             hint="remove or repair it; nothing is put in its place",
         ) from error
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """An opened image as 8-bit RGB, turned as its EXIF data say.
+
+    Raises one of `DECODING_ERRORS` where the file is damaged, ValueError for
+    floating-point pixels: nothing says which values are black and white.
+    """
+    image = ImageOps.exif_transpose(image)
+    if image.mode == "F":
+        raise ValueError("its pixels are floating-point numbers; convert it to 8 or 16 bits")
     if image.mode.startswith("I;16") or image.mode == "I":
         # Pillow's own conversion clips 16-bit values at 255 and turns them white.
         wide = np.asarray(image).astype(np.int64)

@@ -15,15 +15,32 @@ from vitdeploy.artifacts.files import reading
 from vitdeploy.artifacts.lookup import newest
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.artifacts.source import SourceDescription, description_in
+from vitdeploy.calibration.image_set import (
+    CalibrationSet,
+    choose,
+    load_calibration_set,
+    require_unseen,
+)
 from vitdeploy.demo import assets
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.images import ImageSet, scan
+from vitdeploy.progress import Progress
 from vitdeploy.recipe import FILE_NAME, Recipe, read_recipe
 
 if TYPE_CHECKING:
     from vitdeploy.models.load import ModelRequest
 
 DEMO = "demo"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How calibration images are drawn; none may be among the `evaluation` images
+    (None: the recipe's)."""
+
+    count: int
+    seed: int
+    evaluation: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -130,16 +147,78 @@ class Workspace:
         """The evaluation images given, else those the recipe holds for this very model."""
         return self._images(given, "evaluation", source)
 
+    def calibration_set(
+        self, given: Path | None, source: SourceDescription, draw: Draw, progress: Progress
+    ) -> CalibrationSet | None:
+        """The set of the manifest given, else one drawn from the folder given and examined.
+
+        Without either the recipe's entry is taken; None where there is none.
+        Raises CalibrationError where an image is among the recipe's evaluation
+        images, and as `choose` and `load_calibration_set`.
+        """
+        place = self._place(given, "calibration", source)
+        if place is None:
+            return None
+        if not _is_manifest(place):
+            return self._draw(place, source, draw, progress)
+        loaded = load_calibration_set(place)
+        self.announce(f"calibration images: {len(loaded)} of {loaded.images.root} ({place})")
+        unseen = self._evaluation_to_avoid(draw.evaluation, source)
+        if unseen is not None:
+            require_unseen(loaded, unseen)
+        return loaded
+
+    def draw_calibration_set(
+        self, given: Path | None, source: SourceDescription | None, draw: Draw, progress: Progress
+    ) -> CalibrationSet:
+        """A set drawn from the folder given, else from the recipe's, and examined.
+
+        `source` is None where the classes of the model are not known. Raises as
+        `choose`, and InputError where there is no folder to draw from.
+        """
+        place = self._place(given, "calibration", source)
+        if place is None:
+            raise InputError("no calibration images were named", hint="vitdeploy calibrate FOLDER")
+        if _is_manifest(place):
+            raise InputError(f"{place} is no folder", hint="name the folder of images to draw from")
+        return self._draw(place, source, draw, progress)
+
+    def _draw(
+        self, folder: Path, source: SourceDescription | None, draw: Draw, progress: Progress
+    ) -> CalibrationSet:
+        images = scan(folder)
+        unseen = self._evaluation_to_avoid(draw.evaluation, source)
+        return choose(
+            images,
+            count=draw.count,
+            seed=draw.seed,
+            source=source,
+            evaluation=unseen,
+            progress=progress,
+        )
+
+    def _evaluation_to_avoid(
+        self, given: Path | None, source: SourceDescription | None
+    ) -> ImageSet | None:
+        place = self._place(given, "evaluation", source, announced=False)
+        if place is None:
+            return None
+        with reading(place, "image folder"):
+            is_here = place.exists()
+        if given is None and not is_here:
+            # A machine that builds need not hold what the engine is judged on elsewhere.
+            self.announce(f"evaluation images: {place} is not here, so overlap is not looked for")
+            return None
+        return scan(place)
+
     def _images(
         self, given: Path | None, part: assets.Part, source: SourceDescription
     ) -> ImageSet | None:
-        entry = str(given)
-        if given is None:
-            entry = getattr(self.recipe.data, part)
-            if entry is None or not self._is_recipe_model(source):
-                return None
-            self.announce(f"{part} images: {entry} (from {FILE_NAME})")
-        folder = _folder_of(entry, self.folder, part)
+        folder = self._place(given, part, source)
+        if folder is None:
+            return None
+        if part == "calibration" and _is_manifest(folder):
+            return load_calibration_set(folder).images
         # Ranges ask for images, not for their classes.
         images = scan(folder) if part == "calibration" else self._labelled(folder, source)
         if images.empty_classes:
@@ -148,6 +227,25 @@ class Workspace:
                 f"{', '.join(images.empty_classes)}"
             )
         return images
+
+    def _place(
+        self,
+        given: Path | None,
+        part: assets.Part,
+        source: SourceDescription | None,
+        *,
+        announced: bool = True,
+    ) -> Path | None:
+        """Where images are: as given, else as the recipe says for its own model (None: `source`
+        is not known to be another)."""
+        entry = str(given)
+        if given is None:
+            entry = getattr(self.recipe.data, part)
+            if entry is None or not (source is None or self._is_recipe_model(source)):
+                return None
+            if announced:
+                self.announce(f"{part} images: {entry} (from {FILE_NAME})")
+        return _folder_of(entry, self.folder, part)
 
     def _labelled(self, folder: Path, source: SourceDescription) -> ImageSet:
         """The images with the model's labels; a model whose classes are only numbered
@@ -163,6 +261,11 @@ class Workspace:
                 )
                 return images
         return scan(folder, labels=source.labels)
+
+    def description(self) -> SourceDescription | None:
+        """What the recipe's model says of itself; None where no file of it does."""
+        path = self._own_checkpoint()
+        return None if path is None else description_in(path)
 
     def knows(self, source: SourceDescription) -> bool:
         """Whether the recipe names this very model and images to judge it on."""
@@ -188,8 +291,7 @@ class Workspace:
         section = self.recipe.model
         if section is None:
             return "", None
-        path = self._own_checkpoint()
-        description = None if path is None else description_in(path)
+        description = self.description()
         if description is not None:
             return description.name, description.weights_digest
         return section.name, None
@@ -207,6 +309,12 @@ class Workspace:
 def open_workspace(folder: Path, announce: Callable[[str], None]) -> Workspace:
     """The workspace of `folder`. Raises InputError for a recipe that cannot be read."""
     return Workspace(folder, read_recipe(folder), announce)
+
+
+def _is_manifest(place: Path) -> bool:
+    """Whether calibration images are given as a drawn set, not as a folder."""
+    with reading(place, "calibration manifest"):
+        return place.suffix == ".json" and not place.is_dir()
 
 
 def _folder_of(entry: str, folder: Path, part: assets.Part) -> Path:

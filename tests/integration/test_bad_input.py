@@ -16,7 +16,6 @@ import pytest
 from command_line import (
     BROKEN,
     DEMO_TOML,
-    ENOUGH,
     GRAPH,
     KILL_AFTER_S,
     SMALL,
@@ -101,9 +100,9 @@ ROWS = {
         ["build-engine", GRAPH, "--int8", "--calib", "images"],
         5, "too few to calibrate", "16", files=TWO_CLASSES,
     ),
-    "unreadable calibration image": Row(
+    "unreadable calibration images": Row(
         ["build-engine", GRAPH, "--int8", "--calib", "images", "--backend", "onnxruntime"],
-        2, "17.png cannot be read", "repair", files={**ENOUGH, "images/coat/17.png": b"no"},
+        5, "1 cannot be read (coat/1.png)", "16", files=BROKEN,
     ),
     "unreadable training image": Row(
         ["train", *TINY, "--model-kwargs", SMALL, "--data", "images", "-b", "8", "-j", "1",

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli import console
+from vitdeploy.cli.calibrate import show_findings
 from vitdeploy.cli.options import (
     PATH,
     SEED,
@@ -24,7 +25,11 @@ from vitdeploy.cli.options import (
 @click.option("--int8", is_flag=True, help="Linear layers in INT8, the rest in FP16 on GPUs.")
 @click.option("--fp16", is_flag=True, help="All (with --int8: the rest) in FP16, for GPUs.")
 @click.option("--fp32", is_flag=True, help="As exported (the default); with --int8: the rest.")
-@click.option("--calib", type=PATH, help="Calibration images (INT8); 'demo' is the embedded set.")
+@click.option(
+    "--calib",
+    type=PATH,
+    help="Calibration images (INT8): a folder, a set that `vitdeploy calibrate` drew, or 'demo'.",
+)
 @click.option("--calib-images", type=click.IntRange(1, 10_000_000), default=512, show_default=True)
 @click.option(
     "--range",
@@ -71,6 +76,7 @@ def command(
     from vitdeploy.backends.base import BuildOptions
     from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
+    from vitdeploy.workspace import Draw
 
     int8, fp16, fp32 = options["int8"], options["fp16"], options["fp32"]
     if fp16 and fp32:
@@ -85,14 +91,21 @@ def command(
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
     calibration = None
-    if int8 or fp16:  # half precision is judged on them
+    if int8 and model.description.precision == "fp32":
+        calibration = place.calibration_set(
+            options["calib"],
+            model.description.source,
+            Draw(count=options["calib_images"], seed=options["seed"]),
+            sink,
+        )
+        if calibration is not None:
+            show_findings(calibration, as_json=as_json)
+    elif int8 or fp16:  # half precision is judged on them
         calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
         precision="int8" if int8 else "fp16" if fp16 else "fp32",
         half=fp16 or (int8 and on_gpu and not fp32),
         calibration=calibration,
-        calibration_count=options["calib_images"],
-        seed=options["seed"],
         quantization=QuantizationOptions(method=options["method"], keep=options["keep"]),
     )
     typed = api.with_precision(model, request, folder, progress=sink)
