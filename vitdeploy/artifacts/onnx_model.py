@@ -101,13 +101,21 @@ class ResolutionRange:
 
 @dataclass(frozen=True)
 class Quantization:
-    """How an INT8 graph came about: the calibration set, and a reason per node."""
+    """How an INT8 graph came about: the calibration set, and a reason per node.
+
+    `ranges` names the method behind each activation's range, `folded` the
+    exponent with which outliers were moved out of a LayerNorm or a value
+    projection, `bias_corrected` the layers whose mean error went into the bias.
+    """
 
     method: str
     images: int
     image_digests: tuple[str, ...]
     quantized: tuple[str, ...]
     kept: dict[str, str]
+    ranges: dict[str, str] = field(default_factory=dict)
+    folded: dict[str, float] = field(default_factory=dict)
+    bias_corrected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

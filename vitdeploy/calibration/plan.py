@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from vitdeploy.calibration.linear import LinearNode, linear_nodes
 from vitdeploy.errors import CalibrationError
 
 _WHY_FLOAT = {
@@ -17,20 +17,6 @@ _WHY_FLOAT = {
     "Gelu": "not faster in INT8 on any runtime",
     "Erf": "part of Gelu",
 }
-
-
-@dataclass(frozen=True)
-class LinearNode:
-    """A matrix product with constant weights.
-
-    `weight_axis` is the axis of the weight that runs over output channels: 1
-    for MatMul's (in, out), 0 for Gemm's transposed (out, in).
-    """
-
-    name: str
-    activation: str
-    weight: str
-    weight_axis: int
 
 
 @dataclass(frozen=True)
@@ -76,39 +62,6 @@ def plan(model: ir.Model, *, keep: tuple[str, ...] = ()) -> QuantizationPlan:
         if node.name not in names and _computes(node)
     }
     return QuantizationPlan(quantized, kept)
-
-
-def linear_nodes(model: ir.Model) -> Iterator[LinearNode]:
-    """MatMul and Gemm nodes that multiply an activation with a constant matrix."""
-    for node in model.graph:
-        if node.op_type not in ("MatMul", "Gemm") or len(node.inputs) < 2:
-            continue
-        activation, weight = node.inputs[0], node.inputs[1]
-        if activation is None or weight is None or not _is_matrix(weight):
-            continue
-        if activation.producer() is None:
-            continue
-        transposed = node.op_type == "Gemm" and _attribute(node, "transB")
-        if node.op_type == "Gemm" and _attribute(node, "transA"):
-            continue
-        yield LinearNode(
-            str(node.name), str(activation.name), str(weight.name), 0 if transposed else 1
-        )
-
-
-def _is_matrix(value: ir.Value) -> bool:
-    tensor = value.const_value
-    return (
-        tensor is not None
-        and tensor.dtype == ir.DataType.FLOAT
-        and len(tensor.shape) == 2
-        and value.is_initializer()
-    )
-
-
-def _attribute(node: ir.Node, name: str) -> int:
-    attribute = node.attributes.get(name)
-    return 0 if attribute is None else attribute.as_int()
 
 
 def _computes(node: ir.Node) -> bool:

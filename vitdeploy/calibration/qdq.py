@@ -8,8 +8,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from vitdeploy.calibration.plan import LinearNode, QuantizationPlan
-from vitdeploy.calibration.ranges import quantize_weight, weight_scales
+from vitdeploy.calibration.grids import quantize_weight, weight_scales
+from vitdeploy.calibration.linear import LinearNode
+from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.errors import CalibrationError
 
 
@@ -48,6 +49,19 @@ def insert_qdq(
         node.replace_input_with(0, activations[linear.activation])
         node.replace_input_with(1, weights[key])
     return model
+
+
+def add_to_bias(model: ir.Model, linear: LinearNode, shift: NDArray[np.float32]) -> None:
+    """Add `shift` (out,) to a layer's bias, in place; others that read the same one keep theirs."""
+    product = next(node for node in model.graph if node.name == linear.name)
+    adder = product if product.op_type == "Gemm" else product.outputs[0].consumers()[0]
+    for index, value in enumerate(adder.inputs):
+        if value is not None and value.name == linear.bias:
+            assert value.const_value is not None  # linear_nodes names constant biases only
+            bias = value.const_value.numpy()
+            name = f"{value.name}_corrected_for_{linear.name}"
+            corrected = _constant(model.graph, name, (bias + shift).astype(np.float32))
+            adder.replace_input_with(index, corrected)
 
 
 def _rounded(scales: NDArray[np.floating], half: bool) -> NDArray[np.float32]:
