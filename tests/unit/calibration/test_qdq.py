@@ -21,7 +21,8 @@ from onnx import numpy_helper
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.calibration.image_set import CalibrationSet
-from vitdeploy.calibration.plan import LinearNode, QuantizationPlan, plan
+from vitdeploy.calibration.linear import LinearNode
+from vitdeploy.calibration.plan import QuantizationPlan, plan
 from vitdeploy.calibration.qdq import _rounded, insert_qdq
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
 from vitdeploy.errors import CalibrationError
@@ -203,7 +204,9 @@ def test_the_file_shrinks_and_tells_how_it_was_made(
     assert again == int8
     made = again.description.quantization
     assert made is not None
-    assert (made.method, made.images) == ("mse", 20)
+    assert (made.method, made.images) == ("auto", 20)
+    assert set(made.ranges.values()) <= {"mse", "entropy", "percentile", "absmax"}
+    assert len(made.ranges) == 9
     assert made.image_digests == calibration.digests
     assert len(made.quantized) == 9
     assert again.description.parent_digest == model.digest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration import statistics
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.plan import plan
-from vitdeploy.calibration.statistics import BINS, collect, histogram_of
+from vitdeploy.calibration.statistics import (
+    BINS,
+    ActivationStatistics,
+    channel_maxima,
+    histogram_of,
+    histograms,
+)
 from vitdeploy.errors import CalibrationError
 from vitdeploy.images import decode
 from vitdeploy.models.source import SourceModel
-from vitdeploy.progress import SILENT
 
 
 def pixels_of(calibration: CalibrationSet, source: SourceModel) -> NDArray[np.float32]:
@@ -56,11 +61,20 @@ def inputs_of_linears(source: SourceModel, pixels: NDArray[np.float32]) -> dict[
     return seen
 
 
+def collected(
+    graph: ir.Model, model: OnnxModel, tensors: Sequence[str], calibration: CalibrationSet
+) -> dict[str, ActivationStatistics]:
+    """Both passes, one behind the other."""
+    maxima = channel_maxima(graph, model.description, tensors, calibration)
+    absmax = {name: float(largest.max()) for name, largest in maxima.items()}
+    return histograms(graph, model.description, absmax, calibration)
+
+
 def test_statistics_equal_all_activations_at_once(
     source: SourceModel, model: OnnxModel, graph: ir.Model, calibration: CalibrationSet
 ) -> None:
     chosen = plan(graph)
-    found = collect(graph, model.description, chosen.activations, calibration)
+    found = collected(graph, model, chosen.activations, calibration)
     truth = inputs_of_linears(source, pixels_of(calibration, source))
     assert len(truth) == len(chosen.linear) == 9
     for linear in chosen.linear:
@@ -86,7 +100,7 @@ def test_the_batch_size_changes_nothing(
     found = {}
     for size in (1, 8, 64):
         monkeypatch.setattr(statistics, "_BATCH", size)
-        found[size] = collect(graph, model.description, names, calibration)
+        found[size] = collected(graph, model, names, calibration)
     for name in names:
         assert found[1][name].absmax == pytest.approx(found[64][name].absmax, rel=1e-5)
         assert found[1][name].count == found[8][name].count == found[64][name].count
@@ -120,7 +134,7 @@ def test_two_passes_see_every_image_once_in_bounded_batches(
         return made[-1]
 
     monkeypatch.setattr(statistics, "_session_with_outputs", counting)
-    collect(graph, model.description, plan(graph).activations, calibration)
+    collected(graph, model, plan(graph).activations, calibration)
     assert len(made) == 2
     for session in made:
         assert session.batches == [8, 8, 4]
@@ -156,8 +170,8 @@ def test_memory_does_not_grow_with_the_images(
     monkeypatch.setattr(statistics, "_session_with_outputs", lambda *_args, **_kw: Fake())
     monkeypatch.setattr(statistics, "batches", many)
     name = plan(graph).activations[0]
-    counts = statistics._histogram_pass(graph, model.description, {name: 1.0}, calibration, SILENT)
-    assert counts[name].sum() == 50 * 8 * 4
+    found = histograms(graph, model.description, {name: 1.0}, calibration)
+    assert found[name].count == 50 * 8 * 4
     assert most <= 2
 
 
@@ -168,7 +182,7 @@ def not_finite(how: str) -> onnx.ModelProto:
         if how == "nan"
         else ("zero = Sub (one, pixels)\n odd = Div (one, zero)")
     )
-    return onnx.parser.parse_model(f"""
+    proto = onnx.parser.parse_model(f"""
     <ir_version: 9, opset_import: ["" : 20]>
     odd (float[n, 3, 32, 48] pixels) => (float[n, 3, 32, 2] logits)
     <float one = {{1.0}}, float[48, 2] weight = {{{", ".join(["1.0"] * 96)}}}>
@@ -177,6 +191,7 @@ def not_finite(how: str) -> onnx.ModelProto:
         logits = MatMul (odd, weight)
     }}
     """)
+    return onnx.shape_inference.infer_shapes(proto)
 
 
 @pytest.mark.parametrize("how", ["nan", "inf"])
@@ -192,10 +207,10 @@ def test_values_that_are_not_finite_are_refused(
     pixels = np.full((1, 3, *model.description.resolution), 0.25, np.float32)
     monkeypatch.setattr(statistics, "batches", lambda *_, **_options: iter([pixels]))
     graph = ir.from_proto(not_finite(how))
-    assert collect(graph, model.description, ["odd"], calibration)["odd"].count == pixels.size
+    assert collected(graph, model, ["odd"], calibration)["odd"].count == pixels.size
     pixels[0, 1, row, 7] = 1.0
     with pytest.raises(CalibrationError, match="odd is not finite") as caught:
-        collect(graph, model.description, ["odd"], calibration)
+        collected(graph, model, ["odd"], calibration)
     assert caught.value.hint
 
 
@@ -203,7 +218,7 @@ def test_the_graph_is_not_touched(
     model: OnnxModel, graph: ir.Model, calibration: CalibrationSet, tmp_path: Path
 ) -> None:
     before = ir.to_proto(graph).SerializeToString(deterministic=True)
-    collect(graph, model.description, plan(graph).activations, calibration)
+    collected(graph, model, plan(graph).activations, calibration)
     assert ir.to_proto(graph).SerializeToString(deterministic=True) == before
 
 
