@@ -169,7 +169,8 @@ def near_duplicates(thumbnails: Sequence[bytes]) -> dict[int, int]:
     horizontal differences (a difference hash) and at most 3 gray levels in the
     mean differ between their thumbnails.
     """
-    pixels = np.array([np.frombuffer(thumbnail, np.uint8) for thumbnail in thumbnails], np.int16)
+    flat = np.frombuffer(b"".join(thumbnails), np.uint8).astype(np.int16)
+    pixels = flat.reshape(len(thumbnails), _THUMBNAIL[0] * _THUMBNAIL[1])
     hashes = _difference_hashes(pixels)
     firsts = np.empty(len(pixels), np.intp)
     count = 0
@@ -191,7 +192,7 @@ def _difference_hashes(pixels: NDArray[np.int16]) -> NDArray[np.uint64]:
     """(n,): for each pixel of a thumbnail a bit, whether it is lighter than its left neighbour."""
     width, height = _THUMBNAIL
     rows = pixels.reshape(-1, height, width)
-    lighter = (rows[:, :, 1:] > rows[:, :, :-1]).reshape(len(rows), -1)
+    lighter = (rows[:, :, 1:] > rows[:, :, :-1]).reshape(len(rows), 64)
     return np.packbits(lighter, axis=-1).reshape(-1).view(np.uint64)
 
 
