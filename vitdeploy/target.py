@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from vitdeploy.errors import InputError
 
@@ -24,6 +25,10 @@ _ALIASES = {
 _KNOWN = (75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
 _RTX = frozenset({75, 80, 86, 89, 120, 121})
 """Compute capabilities TensorRT-RTX 1.7 can build for ahead of time."""
+
+_INT8_HEADS = (16, 32, 64)
+_INT8_TOKENS = 512
+"""What TensorRT's fused INT8 attention takes (its best-practices guide, transformers)."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,32 @@ class Target:
     def has_bfloat16(self) -> bool:
         """From Ampere on; Turing has no BF16 arithmetic."""
         return self.compute_capability is not None and self.compute_capability >= 80
+
+    @property
+    def has_fp8(self) -> bool:
+        """From Ada on."""
+        return self.compute_capability is not None and self.compute_capability >= 89
+
+    def why_attention_is_float(
+        self, numbers: Literal["int8", "fp8"], head_size: int, tokens: int, runtime: str = ""
+    ) -> str:
+        """Why quantized attention would not be computed fused here; empty where it is.
+
+        TensorRT fuses INT8 attention for heads of 16, 32 or 64 and at most 512
+        tokens, FP8 attention from Ada on. Where it is not fused, quantizing
+        it makes it slower than FP16. A size of 0 is not known.
+        """
+        if self.is_cpu:
+            return f"no CPU runtime computes {numbers.upper()} attention fused"
+        if numbers == "fp8":
+            return "" if self.has_fp8 else f"{self.name} has no FP8"
+        if runtime == "tensorrt-rtx":
+            return "TensorRT-RTX lists INT8 for weights only"
+        if head_size not in _INT8_HEADS:
+            return f"INT8 attention is fused for heads of 16, 32 or 64, not of {head_size or '?'}"
+        if not 0 < tokens <= _INT8_TOKENS:
+            return f"INT8 attention is fused up to {_INT8_TOKENS} tokens, not for {tokens or '?'}"
+        return ""
 
 
 CPU = Target("cpu")

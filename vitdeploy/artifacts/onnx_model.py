@@ -28,7 +28,7 @@ SCHEMA_VERSION = 1
 METADATA_KEY = "vitdeploy"
 _LONGEST_NAME_BYTES = 120
 
-Precision = Literal["fp32", "fp16", "bf16", "int8-fp32", "int8-fp16"]
+Precision = Literal["fp32", "fp16", "bf16", "int8-fp32", "int8-fp16", "fp8-fp32", "fp8-fp16"]
 """What is quantized, and what the rest computes in."""
 
 InputFormat = Literal["float32-nchw", "uint8-nhwc"]
@@ -40,10 +40,11 @@ Output = Literal["logits", "probabilities", "features", "tokens"]
 
 @dataclass(frozen=True)
 class Verification:
-    """How far the graph on ONNX Runtime was from PyTorch on the same images.
+    """How far the graph on ONNX Runtime was from its source on the same images.
 
-    `max_error` is the largest logit difference over the deviation of
-    PyTorch's logits; `agreement` the share of images with the same top-1.
+    The source is PyTorch, or the file that a graph was adopted from.
+    `max_error` is the largest logit difference over the deviation of the
+    source's logits; `agreement` the share of images with the same top-1.
     """
 
     images: int
@@ -249,7 +250,8 @@ def _description_in(proto: Any, path: Path) -> ModelDescription:
     if METADATA_KEY not in metadata:
         raise InputError(
             f"{path} does not describe itself",
-            hint="export it with `vitdeploy export`, so that preprocessing and labels travel along",
+            hint="take it in with `vitdeploy adopt`, or export it with `vitdeploy export`: "
+            "preprocessing and labels travel along",
         )
     return from_json(metadata[METADATA_KEY], ModelDescription, origin=str(path))
 

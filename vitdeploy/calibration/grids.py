@@ -24,6 +24,10 @@ class Grid:
     data_type: ir.DataType
     largest: float
 
+    def scale_of(self, clip: float) -> float:
+        """The scale under which `clip` is the largest value held."""
+        return max(float(np.float32(clip / self.largest)), SMALLEST_SCALE)
+
     def numbers(self, values: NDArray) -> NDArray:
         """The nearest numbers, ties to even, saturated; -128 is not used."""
         clipped = np.clip(values, -self.largest, self.largest)

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from vitdeploy.calibration.grids import quantize_weight, weight_scales
+from vitdeploy.calibration.grids import INT8, Grid, quantize_weight, weight_scales
 from vitdeploy.calibration.linear import LinearNode
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.errors import CalibrationError
@@ -19,14 +19,15 @@ def insert_qdq(
     plan: QuantizationPlan,
     activation_scales: Mapping[str, float],
     *,
+    grid: Grid = INT8,
     half_scales: bool = True,
 ) -> ir.Model:
-    """Quantize the planned Linear layers, in place.
+    """Quantize the planned Linear layers and attention products, in place.
 
-    Each activation gets one Q/DQ pair however many layers read it; weights
-    are stored as int8 with one scale per output channel behind a
-    DequantizeLinear, so the file shrinks. Everything is symmetric int8 with
-    zero point 0, the one form that TensorRT and ONNX Runtime both take.
+    Each activation gets one Q/DQ pair however many nodes read it; weights
+    are stored in the grid's type with one scale per output channel behind a
+    DequantizeLinear, so the file shrinks. Everything is symmetric with zero
+    point 0, the one form that TensorRT and ONNX Runtime both take.
 
     With `half_scales` scales are rounded up to float16 before weights are
     quantized with them, so that the int8-fp16 graph made from this one holds
@@ -34,20 +35,21 @@ def insert_qdq(
     """
     values = {value.name: value for node in model.graph for value in node.outputs}
     nodes = {node.name: node for node in model.graph}
-    activations: dict[str, ir.Value] = {}
     weights: dict[tuple[str, int], ir.Value] = {}
+    quantized = {}
+    for name in plan.activations:
+        scale = _rounded(np.array(activation_scales[name]), half_scales)
+        quantized[name] = _quantized_activation(model.graph, values[name], scale, grid)
     for linear in plan.linear:
         node = nodes[linear.name]
-        if linear.activation not in activations:
-            scale = _rounded(np.array(activation_scales[linear.activation]), half_scales)
-            activations[linear.activation] = _quantized_activation(
-                model.graph, values[linear.activation], scale
-            )
         key = (linear.weight, linear.weight_axis)
         if key not in weights:
-            weights[key] = _quantized_weight(model.graph, linear, half_scales)
-        node.replace_input_with(0, activations[linear.activation])
+            weights[key] = _quantized_weight(model.graph, linear, grid, half_scales)
+        node.replace_input_with(0, quantized[linear.activation])
         node.replace_input_with(1, weights[key])
+    for product in plan.products:
+        for index, name in enumerate(product.factors):
+            nodes[product.name].replace_input_with(index, quantized[name])
     return model
 
 
@@ -79,34 +81,37 @@ def _rounded(scales: NDArray[np.floating], half: bool) -> NDArray[np.float32]:
     return scales
 
 
-def _quantized_activation(graph: ir.Graph, value: ir.Value, scale: NDArray[np.float32]) -> ir.Value:
+def _quantized_activation(
+    graph: ir.Graph, value: ir.Value, scale: NDArray[np.float32], grid: Grid
+) -> ir.Value:
     name = str(value.name)
     producer = value.producer()
     if producer is None:
         raise CalibrationError(f"{name} is an input of the graph and is not quantized")
     scale_value = _constant(graph, f"{name}_scale", scale)
-    zero = _constant(graph, f"{name}_zero_point", np.zeros((), dtype=np.int8))
+    zero = _constant(graph, f"{name}_zero_point", grid.numbers(np.zeros(())))
     quantize = ir.node("QuantizeLinear", [value, scale_value, zero], name=f"{name}/quantize")
-    integers = quantize.outputs[0]
-    integers.name, integers.dtype, integers.shape = f"{name}_int8", ir.DataType.INT8, value.shape
-    dequantize = ir.node("DequantizeLinear", [integers, scale_value, zero], name=f"{name}/dequant")
+    numbers = quantize.outputs[0]
+    numbers.name, numbers.dtype, numbers.shape = f"{name}_{grid.name}", grid.data_type, value.shape
+    dequantize = ir.node("DequantizeLinear", [numbers, scale_value, zero], name=f"{name}/dequant")
     result = dequantize.outputs[0]
     result.name, result.dtype, result.shape = f"{name}_dq", ir.DataType.FLOAT, value.shape
     graph.insert_after(producer, [quantize, dequantize])
     return result
 
 
-def _quantized_weight(graph: ir.Graph, linear: LinearNode, half: bool) -> ir.Value:
+def _quantized_weight(graph: ir.Graph, linear: LinearNode, grid: Grid, half: bool) -> ir.Value:
     original = graph.initializers[linear.weight]
     tensor = original.const_value
     assert tensor is not None  # the plan holds constant weights only
     weight = tensor.numpy()
-    scales = _rounded(weight_scales(weight, linear.weight_axis), half)
-    integers = quantize_weight(weight, scales, linear.weight_axis)
+    scales = _rounded(weight_scales(weight, linear.weight_axis, grid), half)
+    numbers = quantize_weight(weight, scales, linear.weight_axis, grid)
+    zeros = grid.numbers(np.zeros(len(scales)))
     inputs = [
-        _constant(graph, f"{linear.weight}_int8", integers),
+        _constant(graph, f"{linear.weight}_{grid.name}", numbers),
         _constant(graph, f"{linear.weight}_scale", scales),
-        _constant(graph, f"{linear.weight}_zero_point", np.zeros(len(scales), dtype=np.int8)),
+        _constant(graph, f"{linear.weight}_zero_point", zeros),
     ]
     node = ir.node(
         "DequantizeLinear",

@@ -44,14 +44,12 @@ def activation_scale(
         raise InputError(
             f"{method!r} is no range method of a single tensor", hint=f"use {', '.join(clips)}"
         )
-    return max(float(np.float32(clips[method](statistics) / grid.largest)), SMALLEST_SCALE)
+    return grid.scale_of(clips[method](statistics))
 
 
 def candidate_scales(statistics: ActivationStatistics, grid: Grid) -> dict[RangeMethod, float]:
-    """The scale each method takes. FP8 has absmax alone: its steps follow the magnitudes."""
+    """The scale each method takes."""
     methods: tuple[RangeMethod, ...] = ("mse", "entropy", "percentile", "absmax")
-    if grid.name == "fp8":
-        methods = ("absmax",)
     return {method: activation_scale(statistics, method, grid) for method in methods}
 
 

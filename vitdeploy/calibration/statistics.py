@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -92,7 +92,7 @@ def sampled_rows(
     *,
     progress: Progress = SILENT,
 ) -> dict[str, NDArray[np.float32]]:
-    """(images, rows, channels) for each tensor: rows of it on the first `SEARCH_IMAGES` images.
+    """(images, rows, channels) for each tensor: rows of it on the `search_images`.
 
     Of each image at most 32 rows (tokens) are kept: the first, where class
     tokens stand, and others drawn with the calibration set's seed.
@@ -100,16 +100,20 @@ def sampled_rows(
     session = _session_with_outputs(model, tensors, reduce=False)
     generator = np.random.default_rng(calibration.seed)
     kept: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
-    few = CalibrationSet(
-        calibration.images.take(range(min(SEARCH_IMAGES, len(calibration)))),
-        calibration.digests[:SEARCH_IMAGES],
-        calibration.seed,
-    )
+    few = search_images(calibration)
     for batch in _batches(description, few, "calibrating: rows for searches", progress, size=1):
         for name, values in zip(tensors, session.run_all(batch), strict=True):
             rows = values.reshape(-1, values.shape[-1])
             kept[name].append(rows[_drawn(len(rows), generator)])
     return {name: np.stack(rows) for name, rows in kept.items()}
+
+
+def search_images(calibration: CalibrationSet) -> CalibrationSet:
+    """At most `SEARCH_IMAGES` of the set, the same whatever its order."""
+    chosen = sorted(range(len(calibration)), key=lambda index: calibration.digests[index])
+    chosen = chosen[:SEARCH_IMAGES]
+    digests = tuple(calibration.digests[index] for index in chosen)
+    return replace(calibration, images=calibration.images.take(chosen), digests=digests)
 
 
 def histogram_of(values: NDArray[np.float32], absmax: float) -> NDArray[np.int64]:

@@ -34,6 +34,7 @@ _OF_PRECISION: dict[Precision, Tolerance] = {
     # A value half a step from the next integer falls either way: two roundings of one INT8
     # graph differ by about as much as quantization itself costs.
     "int8-fp16": Tolerance(0.98, _EPSILONS * BF16.epsilon),
+    "fp8-fp16": Tolerance(0.98, _EPSILONS * BF16.epsilon),
 }
 
 

@@ -30,12 +30,18 @@ from vitdeploy.graph.half import BF16, FP16, HalfName
 from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress
 
-_HALF_WORDS: dict[Precision, str] = {"fp16": "float16", "int8-fp16": "float16", "bf16": "bfloat16"}
+_HALF_WORDS: dict[Precision, str] = {
+    "fp16": "float16",
+    "int8-fp16": "float16",
+    "fp8-fp16": "float16",
+    "bf16": "bfloat16",
+}
 
 _TYPED: dict[tuple[Precision, HalfName], Precision] = {
     ("fp32", "fp16"): "fp16",
     ("fp32", "bf16"): "bf16",
     ("int8-fp32", "fp16"): "int8-fp16",
+    ("fp8-fp32", "fp16"): "fp8-fp16",
 }
 
 
@@ -96,7 +102,7 @@ def _searched(
     name_nodes(graph.graph)
     half = BF16 if precision == "bf16" else FP16
     classes = output in ("logits", "probabilities")
-    if precision != "int8-fp16":
+    if precision not in ("int8-fp16", "fp8-fp16"):
         search = HalfSearch(graph, half, tolerance_of(precision), inputs, classes=classes)
         return search, search.typed()
     # Quantizers turn the smallest rounding into a whole step or nothing, which would blame
@@ -118,9 +124,11 @@ def _typed_precision(model: OnnxModel, half: HalfName) -> Precision:
     typed = _TYPED.get((found, half))
     if typed is not None:
         return typed
-    if found == "int8-fp32":
+    if found in ("int8-fp32", "fp8-fp32"):
+        quantized = "INT8" if found.startswith("int8") else "FP8"
         raise InputError(
-            f"INT8 with {half} is not supported", hint="take fp16 for the rest of an INT8 graph"
+            f"{quantized} with {half} is not supported",
+            hint=f"take fp16 for the rest of an {quantized} graph",
         )
     raise InputError(
         f"{model.path.name} computes in {_HALF_WORDS[found]} already", hint="give the fp32 graph"

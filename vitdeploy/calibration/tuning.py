@@ -1,0 +1,125 @@
+"""A float graph on its way to integers: looked at, folded, given ranges, corrected."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from vitdeploy.calibration.folds import apply_fold, find_folds
+from vitdeploy.calibration.gathering import Gathering
+from vitdeploy.calibration.grids import Grid
+from vitdeploy.calibration.linear import LinearNode, linear_nodes, weight_of
+from vitdeploy.calibration.plan import QuantizationPlan
+from vitdeploy.calibration.qdq import add_to_bias
+from vitdeploy.calibration.ranges import RangeMethod, activation_scale, candidate_scales
+from vitdeploy.calibration.search import best_fold, best_range, bias_correction
+from vitdeploy.images import batches
+
+Array = NDArray[np.float32]
+
+
+class Tuning:
+    """The steps, in this order; each changes `graph` in place or adds to what is known.
+
+    `scales` and `ranges` hold the scale of each tensor and the method it came
+    of, `folded` the exponents by the node that was divided, `corrected` the
+    layers whose bias took their mean error.
+    """
+
+    def __init__(
+        self, graph: ir.Model, chosen: QuantizationPlan, grid: Grid, gathering: Gathering
+    ) -> None:
+        self.graph = graph
+        self.plan = chosen
+        self.grid = grid
+        self.gathering = gathering
+        self.scales: dict[str, float] = {}
+        self.ranges: dict[str, RangeMethod] = {}
+        self.folded: dict[str, float] = {}
+        self.corrected: list[str] = []
+        self._maxima: dict[str, Array] = {}
+        self._rows: dict[str, Array] = {}
+        self._fold_scales: dict[str, Array] = {}
+        self._readers: defaultdict[str, list[LinearNode]] = defaultdict(list)
+        for layer in chosen.linear:
+            self._readers[layer.activation].append(layer)
+
+    def look(self) -> None:
+        """The first pass over all images, and rows of a few for the searches."""
+        self._maxima = self.gathering.maxima(self.graph, self.plan.activations)
+        self._rows = self.gathering.rows(self.graph, list(self._readers))
+
+    def fold(self) -> None:
+        """Move channel outliers into the next weight where that lessens the error."""
+        folds = find_folds(self.graph, list(linear_nodes(self.graph)), self._one_image())
+        folds = [fold for fold in folds if fold.activation in self._readers]
+        with self.gathering.progress.task("searching: outliers to fold", len(folds)) as task:
+            for fold in folds:
+                name = fold.activation
+                weight = self._weights(list(fold.readers))
+                found = best_fold(_flat(self._rows[name]), self._maxima[name], weight, self.grid)
+                if found is not None:
+                    apply_fold(self.graph, fold, found.scales)
+                    self._rows[name] = self._rows[name] / found.scales
+                    self._maxima[name] = self._maxima[name] / found.scales
+                    self._fold_scales[name] = found.scales
+                    self.folded[fold.source] = found.alpha
+                task.advance()
+
+    def choose_ranges(self, method: RangeMethod) -> None:
+        """The second pass over all images, on the folded graph, and a scale for each tensor."""
+        absmax = {name: float(maxima.max()) for name, maxima in self._maxima.items()}
+        if self.grid.name == "fp8" or method == "absmax":
+            # The steps of FP8 follow the magnitudes: clipping gains nothing.
+            self.ranges = dict.fromkeys(absmax, "absmax")
+            self.scales = {name: self.grid.scale_of(largest) for name, largest in absmax.items()}
+            return
+        found = self.gathering.histograms(self.graph, absmax, self._fold_scales)
+        with self.gathering.progress.task("searching: ranges", len(found)) as task:
+            for name, statistics in found.items():
+                if method == "auto" and name in self._readers:
+                    rows, weight = _flat(self._rows[name]), self._weights(self._readers[name])
+                    candidates = candidate_scales(statistics, self.grid)
+                    chosen, scale = best_range(candidates, rows, weight, self.grid)
+                else:
+                    # A factor of an attention product has no layer of its own to judge by.
+                    chosen = "mse" if method == "auto" else method
+                    scale = activation_scale(statistics, chosen, self.grid)
+                self.ranges[name], self.scales[name] = chosen, scale
+                task.advance()
+
+    def correct_biases(self) -> None:
+        """Add to each bias what its layer loses on average."""
+        layers = [layer for layer in self.plan.linear if layer.bias]
+        with self.gathering.progress.task("searching: biases", len(layers)) as task:
+            for layer in layers:
+                name = layer.activation
+                weight = weight_of(self.graph, layer)
+                shift = bias_correction(self._rows[name], weight, self.scales[name], self.grid)
+                if shift is not None:
+                    add_to_bias(self.graph, layer, shift)
+                    self.corrected.append(layer.name)
+                task.advance()
+
+    def _weights(self, layers: list[LinearNode]) -> Array:
+        """(K, all outputs): the weights of layers that read one tensor, side by side."""
+        return np.concatenate([weight_of(self.graph, layer) for layer in layers], axis=1)
+
+    def _one_image(self) -> NDArray:
+        description = self.gathering.model.description
+        return next(
+            batches(
+                self.gathering.calibration.images.take([0]),
+                description.source.preprocessing,
+                description.resolution,
+                1,
+                as_bytes=description.input_format == "uint8-nhwc",
+            )
+        )
+
+
+def _flat(rows: Array) -> Array:
+    return rows.reshape(-1, rows.shape[-1])
