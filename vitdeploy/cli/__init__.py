@@ -23,6 +23,7 @@ _COMMANDS = {
     "demo": ("demo", "Take the embedded model all the way, offline, in about a minute."),
     "train": ("train", "Fine-tune or train a ViT on an image folder."),
     "export": ("export", "PyTorch to a verified ONNX graph, at any resolution."),
+    "adopt": ("adopt", "An ONNX graph of another exporter, taken in and proved equal."),
     "calibrate": ("calibrate", "Choose the images that INT8 ranges come from; examine them."),
     "build-engine": ("build_engine", "A graph to FP32, FP16 or INT8 engines for a device."),
     "evaluate": ("evaluate", "Judge an engine against its source on the same images."),

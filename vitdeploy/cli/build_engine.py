@@ -122,7 +122,7 @@ def command(
         ),
         progress=sink,
     )
-    _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output)))
+    _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output), model.path))
 
 
 def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
@@ -153,14 +153,15 @@ def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
     console.emit(as_json, record, "\n".join(lines))
 
 
-def _evaluation_of(engine: Any, place: Any, named: bool) -> str:
+def _evaluation_of(engine: Any, place: Any, named: bool, graph: Path) -> str:
     """The command that judges the engine; what the recipe does not hold is asked for."""
     source = engine.manifest.model.source
     parts = ["vitdeploy evaluate"]
     if named:
         parts.append(str(engine.path))
     if not place.knows(source):
-        parts.append(f"--model {source.name} --data FOLDER")
+        model = graph if source.library == "onnx" else source.name
+        parts.append(f"--model {model} --data FOLDER")
     return " ".join(parts)
 
 

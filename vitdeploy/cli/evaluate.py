@@ -58,6 +58,7 @@ def command(
       vitdeploy evaluate
       vitdeploy evaluate vit_int8.engine --data val/ --model my_vit.safetensors
       vitdeploy evaluate vit_int8.engine --data val/ --reference source.npz
+      vitdeploy evaluate vit_int8.engine --data val/ --model adopted_fp32.onnx
     """
     from vitdeploy import api
     from vitdeploy.artifacts import reference as references
@@ -83,6 +84,8 @@ def command(
     api.require_unseen(loaded, images)
     if reference is not None:
         baseline = api.baseline_from_reference(references.load(reference), description, images)
+    elif str(model["model_name"]).endswith(".onnx"):
+        baseline = _of_adopted_graph(description, images, model, threads, sink)
     else:
         source = api.load_model(place.model_request(requested_model(None, model)))
         api.require_same_source(source.description, description)
@@ -106,6 +109,22 @@ def command(
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
     _judge(result.comparison)
+
+
+def _of_adopted_graph(
+    description: Any, images: Any, model: dict[str, Any], threads: int | None, sink: Any
+) -> Any:
+    """The float32 graph stands for a source that is known by its graph alone."""
+    from vitdeploy.adoption import baseline_from_graph
+    from vitdeploy.artifacts.onnx_model import read_onnx_model
+
+    graph = Path(model.pop("model_name"))
+    given = [f"--{key.replace('_', '-')}" for key, value in model.items() if value]
+    if given:
+        raise click.UsageError(f"{', '.join(given)} do not go with --model {graph.name}")
+    return baseline_from_graph(
+        read_onnx_model(graph), description, images, threads=threads, progress=sink
+    )
 
 
 def _readable(images: Any, skip: bool, note: Callable[[str], None]) -> tuple[Any, tuple[str, ...]]:

@@ -179,7 +179,8 @@ def model_options(command: Command) -> Command:
             "--model",
             "model_name",
             help="timm name, torchvision:NAME, transformers:NAME, model folder, "
-            "module:factory, file.py:factory, described checkpoint, or 'demo'.",
+            "module:factory, file.py:factory, described checkpoint, or 'demo'; for `evaluate` "
+            "also the .onnx graph that `adopt` wrote.",
         ),
         click.option(
             "--checkpoint",
@@ -198,10 +199,30 @@ def model_options(command: Command) -> Command:
             type=click.Choice(["classify", "multilabel", "regress", "features"]),
             help="What the model is for (default: what it says, else classify).",
         ),
+    ]
+    command = preprocessing_options("the model's own")(command)
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def preprocessing_options(default: str) -> Callable[[Command], Command]:
+    """--mean and what else says how images become inputs; `default` is said in the help."""
+
+    def add(command: Command) -> Command:
+        for option in reversed(_preprocessing(default)):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _preprocessing(default: str) -> list[Callable[[Command], Command]]:
+    return [
         click.option(
             "--mean",
             type=Numbers(float, zero=True, most=1),
-            help="Per channel, of pixels in [0, 1] (default: the model's own).",
+            help=f"Per channel, of pixels in [0, 1] (default: {default}).",
         ),
         click.option("--std", type=Numbers(float, most=1), help="Per channel, like --mean."),
         click.option(
@@ -214,9 +235,6 @@ def model_options(command: Command) -> Command:
         ),
         click.option("--crop-mode", type=click.Choice(["center", "squash", "border"])),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def requested_model(positional: str | None, model: dict[str, Any]) -> ModelRequest | None:

@@ -97,15 +97,16 @@ def _save_with_external_data(model: ir.Model, path: Path) -> None:
                 model.graph.initializers[name].const_value = tensor
 
 
-def load(model: OnnxModel) -> ir.Model:
+def load(model: OnnxModel | Path) -> ir.Model:
     """The graph as onnx_ir holds it, weights in memory, so that the files may be replaced.
 
     Raises InputError for a graph that contradicts itself, and for weights that
     are missing, cut short or outside the graph's folder.
     """
+    path = model if isinstance(model, Path) else model.path
     try:
-        with reading(model.path, "ONNX model"):
-            graph = ir.load(model.path)
+        with reading(path, "ONNX model"):
+            graph = ir.load(path)
             for value in graph.graph.initializers.values():
                 if value.const_value is not None:
                     value.const_value = _in_memory(value.const_value)
@@ -114,7 +115,7 @@ def load(model: OnnxModel) -> ir.Model:
                     raise ValueError(f"nothing computes its output {value.name}")
     except _MALFORMED as error:
         raise InputError(
-            f"{model.path} cannot be used as a graph: {_root_cause(error)}",
+            f"{path} cannot be used as a graph: {_root_cause(error)}",
             hint="export it again, or copy it again with all that lies beside it",
         ) from error
     return graph

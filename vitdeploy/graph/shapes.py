@@ -54,12 +54,15 @@ class Shapes:
     constants: dict[str, NDArray] = field(default_factory=dict)
 
 
-def concrete_shapes(skeleton: Skeleton, sizes: Mapping[str, Shape]) -> Shapes:
+def concrete_shapes(
+    skeleton: Skeleton, sizes: Mapping[str, Shape], *, all_constants: bool = False
+) -> Shapes:
     """Infer all shapes with the inputs at `sizes`, as {'input': (1, 3, 384, 384)}.
 
     ONNX's own inference follows simple shape arithmetic only; what stands
     behind a division or a range becomes known by folding such nodes into
-    constants and inferring again, until nothing new is learned.
+    constants and inferring again, until nothing new is learned; without
+    `all_constants` only until every shape is known.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(skeleton.proto)
@@ -71,7 +74,8 @@ def concrete_shapes(skeleton: Skeleton, sizes: Mapping[str, Shape]) -> Shapes:
         except (onnx.shape_inference.InferenceError, ValueError) as error:
             return Shapes({}, {}, f"shapes cannot be inferred: {first_line(error)}")
         found = _collect(inferred.graph, constants)
-        if all(name in found.shapes for node in proto.graph.node for name in node.output if name):
+        names = (name for node in proto.graph.node for name in node.output if name)
+        if not all_constants and all(name in found.shapes for name in names):
             return found
         folded = _fold(proto, found.shapes, constants)
         if not folded:

@@ -1,0 +1,1 @@
+"""Taking in graphs that other exporters wrote."""
