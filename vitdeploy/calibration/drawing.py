@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,6 +56,7 @@ def draw(images: ImageSet, count: int, seed: int, *, progress: Progress = SILENT
     drawn = Drawn()
     pending: deque[tuple[int, Future[Picture | Broken]]] = deque()
     with (
+        _no_warnings_of_decoders(),
         ThreadPoolExecutor(_THREADS) as pool,
         progress.task("examining calibration images", count) as task,
     ):
@@ -67,6 +71,14 @@ def draw(images: ImageSet, count: int, seed: int, *, progress: Progress = SILENT
                 task.advance()
             else:
                 order.pass_over(index)
+
+
+@contextmanager
+def _no_warnings_of_decoders() -> Iterator[None]:
+    """What Pillow warns of is damage that is found anyhow, or data we do not use."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        yield
 
 
 class _BalancedOrder:

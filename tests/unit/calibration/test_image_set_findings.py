@@ -18,7 +18,7 @@ from vitdeploy.calibration import drawing
 from vitdeploy.calibration.examination import Broken, Picture, examine
 from vitdeploy.calibration.image_set import CalibrationSet, choose, require_unseen
 from vitdeploy.errors import CalibrationError
-from vitdeploy.images import ImageItem, ImageSet, scan
+from vitdeploy.images import ImageItem, ImageSet, decode, scan
 from vitdeploy.preprocessing import Preprocessing
 
 
@@ -111,6 +111,16 @@ class TestPassedOver:
         found = said(choose(scan(tmp_path), count=21))["near_duplicates"]
         assert len(found.about) == 19
         assert "about 2 different" in found.meaning
+
+
+def test_what_pillow_warns_of_is_no_warning_of_ours(tmp_path: Path) -> None:
+    """Warnings are errors here: with one, the image would be unreadable."""
+    root = fill(tmp_path, [f"{i}.png" for i in range(20)])
+    image = Image.open(root / "3.png")
+    image.save(root / "20.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x09broken")
+    with pytest.warns(UserWarning, match="Corrupt EXIF data"):
+        decode(root / "20.jpg")
+    assert "unreadable" not in said(choose(scan(root), count=21))
 
 
 class TestCost:
