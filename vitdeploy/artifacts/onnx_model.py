@@ -101,12 +101,33 @@ class ResolutionRange:
 
 
 @dataclass(frozen=True)
+class FallbackStep:
+    """One point of the curve along which layers were taken back to float.
+
+    `kept` counts the quantized nodes that were; the drop and its one-sided 95 %
+    upper bound are in percentage points (None without labels), throughput was
+    that of ONNX Runtime on the machine that searched. `held_out`: these images
+    chose nothing.
+    """
+
+    kept: int
+    images: int
+    agreement: float
+    drop_points: float | None
+    drop_upper_points: float | None
+    verdict: str
+    images_per_second: float
+    held_out: bool = False
+
+
+@dataclass(frozen=True)
 class Quantization:
     """How an INT8 graph came about: the calibration set, and a reason per node.
 
     `ranges` names the method behind each activation's range, `folded` the
     exponent with which outliers were moved out of a LayerNorm or a value
-    projection, `bias_corrected` the layers whose mean error went into the bias.
+    projection, `bias_corrected` the layers whose mean error went into the bias,
+    `fallback` the search for layers that had to stay in float.
     """
 
     method: str
@@ -117,6 +138,7 @@ class Quantization:
     ranges: dict[str, str] = field(default_factory=dict)
     folded: dict[str, float] = field(default_factory=dict)
     bias_corrected: tuple[str, ...] = ()
+    fallback: tuple[FallbackStep, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -58,6 +58,22 @@ class QuantizationPlan:
         """Why each quantized node is."""
         reasons = dict.fromkeys((node.name for node in self.linear), _LINEAR)
         return reasons | dict.fromkeys((p.name for p in self.products), _QUANTIZED_ATTENTION)
+
+    def units(self) -> list[QuantizationPlan]:
+        """Its smallest parts: each layer by itself, and the two products of each attention."""
+        pairs = zip(self.products[0::2], self.products[1::2], strict=True)
+        return [
+            *(QuantizationPlan((node,), {}) for node in self.linear),
+            *(QuantizationPlan((), {}, pair) for pair in pairs),
+        ]
+
+    def without(self, reasons: Mapping[str, str]) -> QuantizationPlan:
+        """The same with some nodes in float, by name, each for a reason."""
+        return QuantizationPlan(
+            tuple(node for node in self.linear if node.name not in reasons),
+            {**self.kept, **reasons},
+            tuple(node for node in self.products if node.name not in reasons),
+        )
 
 
 def plan(

@@ -8,6 +8,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.artifacts.onnx_model import (
+    FallbackStep,
     OnnxModel,
     Precision,
     Quantization,
@@ -16,15 +17,17 @@ from vitdeploy.artifacts.onnx_model import (
     with_description,
 )
 from vitdeploy.calibration.cache import StatisticsCache
+from vitdeploy.calibration.fallback import find_fallback
 from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import FP8, INT8, GridName
+from vitdeploy.calibration.guard import require_agreement
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.plan import Policy, QuantizationPlan, plan
-from vitdeploy.calibration.qdq import insert_qdq
 from vitdeploy.calibration.ranges import RangeMethod
 from vitdeploy.calibration.tuning import Tuning
-from vitdeploy.errors import CalibrationError
+from vitdeploy.errors import CalibrationError, InputError
 from vitdeploy.graph import files
+from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import CPU, Target
 
@@ -59,6 +62,20 @@ class QuantizationOptions:
         return f"{self.method}, fold={self.fold}, correct_bias={self.correct_bias}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Gates:
+    """What a quantized graph must hold to be written.
+
+    `max_drop_points` takes layers back to float until the paired drop on
+    `evaluation` is within it (see `find_fallback`). `force` writes a graph
+    that has lost its answers all the same.
+    """
+
+    max_drop_points: float | None = None
+    evaluation: ImageSet | None = None
+    force: bool = False
+
+
 def planned(model: OnnxModel, graph: ir.Model, options: QuantizationOptions) -> QuantizationPlan:
     """The plan for a float32 graph. Raises CalibrationError as `plan` does, and for other types."""
     description = model.description
@@ -81,18 +98,41 @@ def quantize(
     folder: Path,
     options: QuantizationOptions | None = None,
     *,
+    gates: Gates | None = None,
     cache: StatisticsCache | None = None,
     progress: Progress = SILENT,
 ) -> OnnxModel:
     """Write the int8-fp32 (or fp8-fp32) graph of an fp32 one: what the plan names, no more.
 
+    With `gates` layers go back to float until the accuracy holds, and a graph
+    that has lost its answers is not written.
+
     Raises CalibrationError where the graph is not fp32 or cannot be quantized,
-    InputError where a calibration image cannot be read.
+    InputError where an image cannot be read, GateFailedError and
+    InconclusiveError as the gates do.
     """
     options = options or QuantizationOptions()
-    graph = files.load(model)
-    chosen = planned(model, graph, options)
     gathering = Gathering(model=model, calibration=calibration, cache=cache, progress=progress)
+    tuning = tuned(gathering, options)
+    part, steps = tuning.plan, ()
+    if gates is not None and gates.max_drop_points is not None:
+        if gates.evaluation is None:
+            raise InputError(
+                "a largest drop was given, and no images to see it on",
+                hint="give --eval FOLDER: images that are not calibrated with",
+            )
+        found = find_fallback(tuning, gates.evaluation, max_drop_points=gates.max_drop_points)
+        part, steps = found.part, found.steps
+    if gates is not None and not gates.force:
+        agreed = require_agreement(tuning, part)
+        progress.note(f"answers as the float model does on {agreed.in_words()}")
+    return saved(tuning, options, folder, part, steps)
+
+
+def tuned(gathering: Gathering, options: QuantizationOptions) -> Tuning:
+    """All that quantizing needs, found out; nothing is written."""
+    graph = files.load(gathering.model)
+    chosen = planned(gathering.model, graph, options)
     tuning = Tuning(graph, chosen, options.policy.grid, gathering)
     tuning.look()
     if options.fold:
@@ -100,20 +140,19 @@ def quantize(
     tuning.choose_ranges(options.method)
     if options.correct_bias:
         tuning.correct_biases()
-    insert_qdq(graph, chosen, tuning.scales, grid=options.policy.grid)
-    files.unused_initializers_removed(graph)
-    return _saved(model, graph, chosen, tuning, options, folder)
+    return tuning
 
 
-def _saved(
-    model: OnnxModel,
-    graph: ir.Model,
-    chosen: QuantizationPlan,
+def saved(
     tuning: Tuning,
     options: QuantizationOptions,
     folder: Path,
+    part: QuantizationPlan | None = None,
+    fallback: tuple[FallbackStep, ...] = (),
 ) -> OnnxModel:
-    calibration = tuning.gathering.calibration
+    """Write the graph with the plan quantized, or with a `part` that a search came to."""
+    model, calibration = tuning.gathering.model, tuning.gathering.calibration
+    chosen = part or tuning.plan
     how = f"{options.in_words()}, {calibration.digest[:16]}, keep={sorted(chosen.kept)}"
     description = with_description(
         model,
@@ -127,8 +166,9 @@ def _saved(
             kept=chosen.kept,
             ranges=dict(tuning.ranges),
             folded=tuning.folded,
-            bias_corrected=tuple(tuning.corrected),
+            bias_corrected=tuple(n for n in tuning.shifts if n in chosen.quantized),
+            fallback=fallback,
         ),
     )
     path = folder / f"{stem_of(description, recipe_digest(description))}.onnx"
-    return files.save(graph, description, path)
+    return files.save(tuning.quantized(chosen), description, path)

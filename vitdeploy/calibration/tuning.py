@@ -1,4 +1,4 @@
-"""A float graph on its way to integers: looked at, folded, given ranges, corrected."""
+"""A float graph on its way to integers: looked at, folded, given ranges and bias corrections."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes, weight_of
 from vitdeploy.calibration.plan import QuantizationPlan
-from vitdeploy.calibration.qdq import add_to_bias
+from vitdeploy.calibration.qdq import add_to_bias, insert_qdq
 from vitdeploy.calibration.ranges import RangeMethod, activation_scale, candidate_scales
 from vitdeploy.calibration.search import best_fold, best_range, bias_correction
+from vitdeploy.graph import files
 from vitdeploy.images import batches
 
 Array = NDArray[np.float32]
 
 
 class Tuning:
-    """The steps, in this order; each changes `graph` in place or adds to what is known.
+    """The steps, in this order; folding changes `graph` in place and what it computes not at all.
 
     `scales` and `ranges` hold the scale of each tensor and the method it came
-    of, `folded` the exponents by the node that was divided, `corrected` the
-    layers whose bias took their mean error.
+    of, `folded` the exponents by the node that was divided, `shifts` what is
+    added to the bias of each layer that is quantized. After them `quantized`
+    gives the graph of the plan, or of a part of it.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Tuning:
         self.scales: dict[str, float] = {}
         self.ranges: dict[str, RangeMethod] = {}
         self.folded: dict[str, float] = {}
-        self.corrected: list[str] = []
+        self.shifts: dict[str, Array] = {}
         self._maxima: dict[str, Array] = {}
         self._rows: dict[str, Array] = {}
         self._fold_scales: dict[str, Array] = {}
@@ -92,7 +94,7 @@ class Tuning:
                 task.advance()
 
     def correct_biases(self) -> None:
-        """Add to each bias what its layer loses on average."""
+        """Find what each layer loses on average, to be added to its bias."""
         layers = [layer for layer in self.plan.linear if layer.bias]
         with self.gathering.progress.task("searching: biases", len(layers)) as task:
             for layer in layers:
@@ -100,9 +102,18 @@ class Tuning:
                 weight = weight_of(self.graph, layer)
                 shift = bias_correction(self._rows[name], weight, self.scales[name], self.grid)
                 if shift is not None:
-                    add_to_bias(self.graph, layer, shift)
-                    self.corrected.append(layer.name)
+                    self.shifts[layer.name] = shift
                 task.advance()
+
+    def quantized(self, part: QuantizationPlan | None = None) -> ir.Model:
+        """A new graph with all of the plan quantized, or with a part of it alone."""
+        part = part or self.plan
+        graph = self.graph.clone()
+        for layer in part.linear:
+            if layer.name in self.shifts:
+                add_to_bias(graph, layer, self.shifts[layer.name])
+        insert_qdq(graph, part, self.scales, grid=self.grid)
+        return files.unused_initializers_removed(graph)
 
     def _weights(self, layers: list[LinearNode]) -> Array:
         """(K, all outputs): the weights of layers that read one tensor, side by side."""

@@ -1,0 +1,111 @@
+"""The last check of a quantized graph: it must answer as its float version does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.backends.onnxruntime_ import GraphSession
+from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.statistics import prediction_entropy
+from vitdeploy.calibration.drawing import draw
+from vitdeploy.calibration.image_set import CalibrationSet
+from vitdeploy.calibration.plan import QuantizationPlan
+from vitdeploy.calibration.sensitivity import sensitivities
+from vitdeploy.calibration.tuning import Tuning
+from vitdeploy.errors import GateFailedError
+from vitdeploy.graph import files
+from vitdeploy.graph.files import RunnableGraph
+from vitdeploy.images import ImageSet, scan
+from vitdeploy.progress import SILENT, Progress
+
+HELD_OUT = 64
+LEAST_AGREEMENT = 0.90
+"""Share of images with the float graph's top-1; of features, the mean cosine about their mean."""
+
+_BLAMED = 5
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How often a quantized graph answers as its float version. `held_out`: it was not
+    calibrated on these images."""
+
+    images: int
+    share: float
+    entropy_bits: float
+    held_out: bool
+
+    def in_words(self) -> str:
+        which = "held-out" if self.held_out else "calibration"
+        return f"{100 * self.share:.1f} % of {self.images} {which} images"
+
+
+def judging_images(calibration: CalibrationSet, *, progress: Progress = SILENT) -> ImageSet | None:
+    """`HELD_OUT` images of the calibration folder that were not drawn; None where it has fewer."""
+    everything = scan(calibration.images.root)
+    wanted = len(calibration) + HELD_OUT
+    if len(everything) < wanted:
+        return None
+    drawn = draw(everything, wanted, calibration.seed + 1, progress=progress)
+    seen = set(calibration.digests)
+    fresh = [index for index, picture in drawn.chosen.items() if picture.digest not in seen]
+    return everything.take(fresh[:HELD_OUT]) if len(fresh) >= HELD_OUT else None
+
+
+def agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
+    """Compare on held-out images; where the folder has none, on the calibration images."""
+    calibration, progress = tuning.gathering.calibration, tuning.gathering.progress
+    description = tuning.gathering.model.description
+    fresh = judging_images(calibration, progress=progress)
+    images = fresh or calibration.images.take(range(min(HELD_OUT, len(calibration))))
+    exact, answered = (
+        _answers(files.runnable(graph), description, images, progress)
+        for graph in (tuning.graph, tuning.quantized(part))
+    )
+    share, entropy = _mean_cosine(exact, answered), 0.0
+    if description.output in ("logits", "probabilities"):
+        same = (exact.argmax(1) == answered.argmax(1)) & np.isfinite(answered).all(1)
+        share, entropy = float(same.mean()), prediction_entropy(exact.argmax(1))
+    return Agreement(len(images), share, entropy, fresh is not None)
+
+
+def require_agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
+    """Raise GateFailedError, with the layers to blame, where a graph has lost its answers."""
+    found = agreement(tuning, part)
+    if found.share >= LEAST_AGREEMENT:
+        return found
+    blamed = sensitivities(tuning)[:_BLAMED]
+    keep = " ".join(f"--keep {name}" for entry in blamed for name in entry.names)
+    raise GateFailedError(
+        f"the quantized model answers as its float version on only {found.in_words()}; what "
+        f"quantizing one layer alone does: {', '.join(entry.in_words() for entry in blamed)}",
+        hint=f"keep layers in float ({keep}), let --max-drop choose them, "
+        "or take the graph all the same with --force",
+    )
+
+
+def _answers(
+    graph: RunnableGraph, description: ModelDescription, images: ImageSet, progress: Progress
+) -> NDArray[np.float32]:
+    """(images, numbers), the graph computed as it is written."""
+    session = GraphSession(graph, optimize=False)
+    answers = logits_of(
+        session,
+        images,
+        description.source.preprocessing,
+        description.resolution,
+        as_bytes=description.input_format == "uint8-nhwc",
+        progress=progress,
+    )
+    return answers.reshape(len(answers), -1)
+
+
+def _mean_cosine(exact: NDArray[np.float32], answered: NDArray[np.float32]) -> float:
+    center = exact.mean(axis=0)
+    a, b = exact - center, np.nan_to_num(answered - center)
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return float(((a * b).sum(axis=1) / np.maximum(norms, np.finfo(np.float32).tiny)).mean())
