@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,8 @@ from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
-from vitdeploy.calibration.image_set import CalibrationSet, choose
-from vitdeploy.calibration.quantize import QuantizationOptions, quantize
+from vitdeploy.calibration.precision import PrecisionRequest as PrecisionRequest
+from vitdeploy.calibration.precision import with_precision as with_precision
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.images import ImageSet, image_digest
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from vitdeploy.training.destination import Destination
     from vitdeploy.training.recipe import TrainingRecipe
     from vitdeploy.training.run import EpochResult
-
-BuildPrecision = Literal["fp32", "fp16", "bf16", "int8"]
 
 
 @contextmanager
@@ -115,59 +113,6 @@ def export(
     with needs_torch("exporting"):
         from vitdeploy.export import export as stage
     return stage.export(source, options, folder, images=images, progress=progress)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrecisionRequest:
-    """INT8 needs `calibration` images: a set drawn and examined already, or images to draw
-    `calibration_count` from. `half` computes the rest in float16 (GPUs only).
-
-    Half precision is judged on `images`, else on the calibration images, else
-    on seeded noise; the file says which.
-    """
-
-    precision: BuildPrecision = "fp32"
-    half: bool = False
-    calibration: ImageSet | CalibrationSet | None = None
-    images: ImageSet | None = None
-    calibration_count: int = 512
-    seed: int = 0
-    quantization: QuantizationOptions | None = None
-
-
-def with_precision(
-    model: OnnxModel, request: PrecisionRequest, folder: Path, *, progress: Progress = SILENT
-) -> OnnxModel:
-    """The graph at the precision asked for; a graph that has it already is returned as it is.
-
-    Raises InputError for INT8 without calibration images (none are made up),
-    ExportError where half precision would lose the model's answers.
-    """
-    from vitdeploy.export.precision import to_half
-
-    if request.precision == "int8" and not model.description.precision.startswith("int8"):
-        if request.calibration is None:
-            raise InputError(
-                "INT8 needs calibration images",
-                hint="give --calib FOLDER with 128 or more training images; none are made up",
-            )
-        chosen = request.calibration
-        if isinstance(chosen, ImageSet):
-            chosen = choose(
-                chosen,
-                count=request.calibration_count,
-                seed=request.seed,
-                source=model.description.source,
-                progress=progress,
-            )
-        model = quantize(model, chosen, folder, request.quantization, progress=progress)
-    half = "bf16" if request.precision == "bf16" else "fp16"
-    wanted = request.half or request.precision == half
-    if wanted and not model.description.precision.endswith(half):
-        given = request.calibration
-        images = request.images or (given.images if isinstance(given, CalibrationSet) else given)
-        model = to_half(model, folder, precision=half, images=images, progress=progress)
-    return model
 
 
 def choose_backend(name: str, targets: Sequence[Target] | None) -> tuple[Backend, str]:

@@ -89,6 +89,12 @@ def planned(model: OnnxModel, graph: ir.Model, options: QuantizationOptions) -> 
             f"{model.path.name} has opset {description.opset}, which has no FP8",
             hint="export with --opset 19 or later",
         )
+    without = [target.name for target in options.targets if not target.has_fp8]
+    if options.numbers == "fp8" and without and not options.targets[0].is_cpu:
+        raise CalibrationError(
+            f"{', '.join(without)} cannot compute FP8, which begins with Ada (sm89)",
+            hint="quantize with --int8, or leave that target out",
+        )
     return plan(graph, options.policy, options.targets, runtime=options.runtime)
 
 
@@ -159,7 +165,7 @@ def saved(
         precision=_PRECISIONS[options.numbers],
         passes=(*model.description.passes, f"quantize[{how}]"),
         quantization=Quantization(
-            method=options.method,
+            method="absmax" if options.numbers == "fp8" else options.method,
             images=len(calibration),
             image_digests=calibration.digests,
             quantized=tuple(chosen.quantized),

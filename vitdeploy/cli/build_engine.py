@@ -13,6 +13,7 @@ from vitdeploy.cli.options import (
     PATH,
     SEED,
     BatchRange,
+    Finite,
     json_option,
     output_option,
     threads_option,
@@ -23,23 +24,38 @@ from vitdeploy.cli.options import (
 @click.command()
 @click.argument("graph", type=PATH, required=False)
 @click.option("--int8", is_flag=True, help="Linear layers in INT8, the rest in FP16 on GPUs.")
+@click.option("--fp8", is_flag=True, help="Linear layers in FP8 (Ada, Hopper and later).")
 @click.option("--fp16", is_flag=True, help="All (with --int8: the rest) in FP16, for GPUs.")
 @click.option("--fp32", is_flag=True, help="As exported (the default); with --int8: the rest.")
 @click.option(
     "--calib",
     type=PATH,
-    help="Calibration images (INT8): a folder, a set that `vitdeploy calibrate` drew, or 'demo'.",
+    help="Calibration images: a folder, a set that `vitdeploy calibrate` drew, or 'demo'.",
 )
 @click.option("--calib-images", type=click.IntRange(1, 10_000_000), default=512, show_default=True)
 @click.option(
     "--range",
     "method",
-    type=click.Choice(["mse", "absmax", "percentile"]),
-    default="mse",
+    type=click.Choice(["auto", "mse", "entropy", "percentile", "absmax"]),
+    default="auto",
     show_default=True,
-    help="How the ranges of activations are chosen.",
+    help="How the ranges of activations are chosen; auto tries all on every layer.",
 )
-@click.option("--keep", multiple=True, metavar="NODE", help="Leave this Linear node in float.")
+@click.option("--keep", multiple=True, metavar="NODE", help="Leave this node in float.")
+@click.option(
+    "--attention/--no-attention",
+    default=True,
+    show_default=True,
+    help="Quantize attention products where the target computes them fused.",
+)
+@click.option(
+    "--max-drop",
+    type=Finite(min=0, min_open=True, max=100),
+    metavar="POINTS",
+    help="Take sensitive layers back to float until the accuracy on --eval drops by no more.",
+)
+@click.option("--eval", "evaluation", type=PATH, help="Images for --max-drop, labelled or not.")
+@click.option("--force", is_flag=True, help="Write an INT8 graph that has lost its answers.")
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Draw of calibration images.")
 @click.option(
     "--backend",
@@ -74,13 +90,17 @@ def command(
     from vitdeploy import api
     from vitdeploy.artifacts.files import require_writable
     from vitdeploy.backends.base import BuildOptions
-    from vitdeploy.calibration.quantize import QuantizationOptions
+    from vitdeploy.calibration.quantize import Gates, QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
     from vitdeploy.workspace import Draw
 
-    int8, fp16, fp32 = options["int8"], options["fp16"], options["fp32"]
-    if fp16 and fp32:
-        raise click.UsageError("--fp16 and --fp32 exclude each other")
+    fp16, fp32 = options["fp16"], options["fp32"]
+    for one, other in (("fp16", "fp32"), ("int8", "fp8")):
+        if options[one] and options[other]:
+            raise click.UsageError(f"--{one} and --{other} exclude each other")
+    numbers = "int8" if options["int8"] else "fp8" if options["fp8"] else None
+    if options["max_drop"] is not None and numbers is None:
+        raise click.UsageError("--max-drop goes with --int8 or --fp8")
     sink = console.progress()
     place = workspace(sink.note)
     folder = output or place.output
@@ -91,7 +111,7 @@ def command(
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
     calibration = None
-    if int8 and model.description.precision == "fp32":
+    if numbers and model.description.precision == "fp32":
         calibration = place.calibration_set(
             options["calib"],
             model.description.source,
@@ -100,13 +120,28 @@ def command(
         )
         if calibration is not None:
             show_findings(calibration, as_json=as_json)
-    elif int8 or fp16:  # half precision is judged on them
+    elif numbers or fp16:  # half precision is judged on them
         calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
-        precision="int8" if int8 else "fp16" if fp16 else "fp32",
-        half=fp16 or (int8 and on_gpu and not fp32),
+        precision=numbers or ("fp16" if fp16 else "fp32"),
+        half=fp16 or (numbers is not None and on_gpu and not fp32),
         calibration=calibration,
-        quantization=QuantizationOptions(method=options["method"], keep=options["keep"]),
+        quantization=QuantizationOptions(
+            method=options["method"],
+            numbers=numbers or "int8",
+            keep=options["keep"],
+            attention=options["attention"],
+            targets=targets or (CPU,),
+            runtime=backend.name,
+        ),
+        gates=Gates(
+            max_drop_points=options["max_drop"],
+            evaluation=place.evaluation(options["evaluation"], model.description.source)
+            if options["max_drop"] is not None
+            else None,
+            force=options["force"],
+        ),
+        cache_folder=folder / "statistics",
     )
     typed = api.with_precision(model, request, folder, progress=sink)
     mib = options["workspace_mib"]
@@ -146,7 +181,8 @@ def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
     ]
     if quantization is not None:
         lines.append(
-            f"  {len(quantization.quantized)} Linear layers in INT8, ranges by "
+            f"  {len(quantization.quantized)} nodes in {manifest.model.precision.partition('-')[0].upper()}, "
+            f"{len(quantization.folded)} outliers folded away, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )
     lines.append(f"  next: {next_step}")

@@ -28,6 +28,7 @@ def check_build(
     else:
         _check_this_gpu(flavour, targets, has_driver=has_driver)
     _check_bfloat16(model, targets)
+    _check_fp8(model, targets)
     return targets
 
 
@@ -79,6 +80,18 @@ def _check_bfloat16(model: OnnxModel, targets: tuple[Target, ...]) -> None:
         raise EngineError(
             f"{model.path.name} is bf16, which {', '.join(without)} cannot compute",
             hint="export with --precision fp16, or leave that target out",
+        )
+
+
+def _check_fp8(model: OnnxModel, targets: tuple[Target, ...]) -> None:
+    if not model.description.precision.startswith("fp8"):
+        return
+    without = [target.name for target in targets if not target.has_fp8]
+    if without:
+        raise EngineError(
+            f"{model.path.name} is {model.description.precision}, which {', '.join(without)} "
+            "cannot compute: FP8 begins with Ada (sm89)",
+            hint="quantize with --int8, or leave that target out",
         )
 
 

@@ -1,0 +1,99 @@
+"""`vitdeploy plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitdeploy.cli import console
+from vitdeploy.cli.options import PATH, json_option, workspace
+
+
+@click.command()
+@click.argument("graph", type=PATH, required=False)
+@click.option("--int8", is_flag=True, help="Plan for INT8 (the default).")
+@click.option("--fp8", is_flag=True, help="Plan for FP8.")
+@click.option("--fp32", is_flag=True, help="The rest in FP32 on GPUs too.")
+@click.option("--keep", multiple=True, metavar="NODE", help="Leave this node in float.")
+@click.option(
+    "--attention/--no-attention",
+    default=True,
+    show_default=True,
+    help="Quantize attention products where the target computes them fused.",
+)
+@click.option(
+    "--backend",
+    default="auto",
+    show_default=True,
+    help="openvino, onnxruntime, tensorrt or tensorrt-rtx.",
+)
+@click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
+@json_option
+def command(graph: Path | None, as_json: bool, **options: Any) -> None:
+    """Show what would be quantized in GRAPH, node by node, and why (default: the newest graph).
+
+    Nothing is run or written. The plan depends on the graph, the options and
+    the target; --max-drop of build-engine may take further layers back to float.
+    A graph that is quantized already shows the plan it was made by.
+
+    \b
+      vitdeploy plan --int8
+      vitdeploy plan model.onnx --int8 --target sm89 --backend tensorrt
+      vitdeploy plan model.onnx --fp8 --target l4,rtx-50 --json
+    """
+    from vitdeploy.errors import InputError
+
+    if options["int8"] and options["fp8"]:
+        raise click.UsageError("--int8 and --fp8 exclude each other")
+    place = workspace(console.progress().note)
+    model = place.graph(graph)
+    if model is None:
+        raise InputError(
+            "there is no graph to plan for", hint="name one, or run `vitdeploy export` first"
+        )
+    quantization = model.description.quantization
+    if quantization is None:
+        quantized, kept, numbers, rest = _planned(model, options)
+    else:
+        reasons = quantization.ranges
+        quantized = dict.fromkeys(quantization.quantized, f"as written ({len(reasons)} ranges)")
+        kept = quantization.kept
+        numbers, _, rest = model.description.precision.partition("-")
+    rows = [(name, numbers, reason) for name, reason in quantized.items()]
+    rows += [(name, rest, reason) for name, reason in kept.items()]
+    record = {
+        "graph": str(model.path),
+        "precision": f"{numbers}-{rest}",
+        "nodes": [
+            {"name": name, "precision": precision, "reason": reason}
+            for name, precision, reason in rows
+        ],
+    }
+    lines = [f"{model.path}: {len(quantized)} nodes in {numbers}, {len(kept)} in {rest}"]
+    width = max(len(name) for name, _, _ in rows)
+    lines += [f"  {precision:4}  {name:{width}}  {reason}" for name, precision, reason in rows]
+    console.emit(as_json, record, "\n".join(lines))
+
+
+def _planned(model: Any, options: Any) -> tuple[dict[str, str], dict[str, str], str, str]:
+    """Reasons by node of what is quantized and what is not, and both halves' names."""
+    from vitdeploy import api
+    from vitdeploy.calibration.quantize import QuantizationOptions, planned
+    from vitdeploy.graph import files
+    from vitdeploy.target import CPU, parse_targets
+
+    targets = None if options["target"] is None else parse_targets(options["target"])
+    backend, why = api.choose_backend(options["backend"], targets)
+    console.progress().note(f"backend: {backend.name} ({why})")
+    wanted = QuantizationOptions(
+        numbers="fp8" if options["fp8"] else "int8",
+        keep=options["keep"],
+        attention=options["attention"],
+        targets=targets or (CPU,),
+        runtime=backend.name,
+    )
+    found = planned(model, files.load(model), wanted)
+    on_gpu = backend.name.startswith("tensorrt") and not options["fp32"]
+    return found.quantized, found.kept, wanted.numbers, "fp16" if on_gpu else "fp32"
