@@ -91,7 +91,8 @@ class _FoldFinder:
         self._tracer = ChannelTracer(model, sources, image)
 
     def behind_norm(self, node: ir.Node) -> Fold | None:
-        if not _normalizes_last_axis(node) or not all(map(_is_constant, node.inputs[1:])):
+        size = self._shape(node.outputs[0])[-1]
+        if not all(value is None or _is_vector(value, size) for value in node.inputs[1:]):
             return None
         readers = self._linear_readers(self._tracer.reads(node.outputs[0]))
         if readers is None:
@@ -112,6 +113,8 @@ class _FoldFinder:
         linear = self._linear_with_output.get(source)
         if linear is None or len(self._shape(values)) < 3 or not self._is_own_weight(linear):
             return None
+        if not linear.bias and len(self._nodes[linear.name].inputs) > 2:
+            return None  # Gemm adds something else than one number for each channel
         here = [read for read in self._tracer.reads(source) if read.node is product]
         if len(here) != 1 or here[0].index != 1:
             return None
@@ -184,13 +187,11 @@ def _product_behind(activation: ir.Value) -> ir.Node | None:
     return producer
 
 
-def _normalizes_last_axis(node: ir.Node) -> bool:
-    gamma = node.inputs[1]
-    return gamma is not None and gamma.shape is not None and len(gamma.shape) == 1
-
-
-def _is_constant(value: ir.Value | None) -> bool:
-    return value is None or (value.is_initializer() and not value.is_graph_input())
+def _is_vector(value: ir.Value, size: int) -> bool:
+    """A constant with one number for each channel."""
+    tensor = value.const_value
+    constant = value.is_initializer() and not value.is_graph_input()
+    return constant and tensor is not None and tuple(tensor.shape) == (size,)
 
 
 def _array(value: ir.Value | None) -> NDArray:
