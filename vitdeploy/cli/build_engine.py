@@ -180,8 +180,9 @@ def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
         f"in {manifest.build_seconds:.1f} s",
     ]
     if quantization is not None:
+        numbers = manifest.model.precision.partition("-")[0].upper()
         lines.append(
-            f"  {len(quantization.quantized)} nodes in {manifest.model.precision.partition('-')[0].upper()}, "
+            f"  {len(quantization.quantized)} nodes in {numbers}, "
             f"{len(quantization.folded)} outliers folded away, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )
