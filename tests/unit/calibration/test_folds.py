@@ -334,7 +334,7 @@ ATTENTION = """
 VALUES = "[v] raw = MatMul (start, wv)\n values = Add (raw, bv)\n"
 MIX = "[mix] mixed = MatMul (shares, values)\n"
 PROJ = "[proj] logits = MatMul (mixed, wo)"
-WEIGHTS: dict[str, Any] = {name: (8, 8) for name in ("wq", "wk", "wv", "wo")} | {"bv": (8,)}
+WEIGHTS: dict[str, Any] = dict.fromkeys(("wq", "wk", "wv", "wo"), (8, 8)) | {"bv": (8,)}
 
 SILENT_VALUES = {
     "values are read too": Case(
