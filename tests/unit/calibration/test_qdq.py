@@ -22,7 +22,7 @@ from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.linear import LinearNode
-from vitdeploy.calibration.plan import QuantizationPlan, plan
+from vitdeploy.calibration.plan import Policy, QuantizationPlan, plan
 from vitdeploy.calibration.qdq import _rounded, insert_qdq
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
 from vitdeploy.errors import CalibrationError
@@ -210,7 +210,7 @@ def test_the_file_shrinks_and_tells_how_it_was_made(
     assert made.image_digests == calibration.digests
     assert len(made.quantized) == 9
     assert again.description.parent_digest == model.digest
-    with pytest.raises(CalibrationError, match="starts from fp32"):
+    with pytest.raises(CalibrationError, match="start from fp32"):
         quantize(again, calibration, int8.path.parent)
 
 
@@ -350,7 +350,7 @@ def test_one_pair_serves_all_readers_and_a_kept_one_stays_float() -> None:
     """
     graph = ir.from_proto(onnx.parser.parse_model(text))
     files.unused_initializers_removed(
-        insert_qdq(graph, plan(graph, keep=("third",)), {"left": 0.02})
+        insert_qdq(graph, plan(graph, Policy(keep=("third",))), {"left": 0.02})
     )
     found = Counter(node.op_type for node in graph.graph)
     assert found["QuantizeLinear"] == 1
