@@ -121,7 +121,7 @@ def _of_adopted_graph(
     graph = Path(model.pop("model_name"))
     given = [f"--{key.replace('_', '-')}" for key, value in model.items() if value]
     if given:
-        raise click.UsageError(f"{', '.join(given)} do not go with --model {graph.name}")
+        raise click.UsageError(f"--model {graph.name} is a graph: leave {', '.join(given)} out")
     return baseline_from_graph(
         read_onnx_model(graph), description, images, threads=threads, progress=sink
     )

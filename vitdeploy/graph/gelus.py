@@ -19,7 +19,7 @@ Approximation = Literal["none", "tanh"]
 _POINTS = np.linspace(-4.0, 4.0, 33)
 """Where a group of operators is compared with GELU; the tanh form departs from it by 4e-4."""
 _TOLERANCE = 2e-6
-_LONGEST_GROUP = 8
+_LONGEST_GROUP = 12
 """Operators from Erf or Tanh to the end of a GELU, and back to its beginning, are fewer."""
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from vitdeploy.artifacts import strict
 from vitdeploy.artifacts.files import read_text
-from vitdeploy.errors import InputError, MissingDependencyError
+from vitdeploy.errors import InputError, MissingDependencyError, first_line
 from vitdeploy.preprocessing import CropMode, Preprocessing, Size
 
 _PROCESSOR = "preprocessor_config.json"
@@ -31,16 +31,18 @@ def preprocessing_for(path: Path, size: Size, flags: PreprocessingFlags) -> Prep
     """How images become the graph's input: the flags, and for the rest the file beside it.
 
     Without such a file mean and std have to be given; interpolation and crop
-    are then `Preprocessing`'s own where they are not.
+    are then `Preprocessing`'s own where they are not. With all five given the
+    file is not looked at.
 
     Raises InputError where neither flags nor a file tell, and where the file
     does what cannot be expressed; MissingDependencyError where reading it
     needs transformers (which it reads without PyTorch).
     """
     given = {name: value for name, value in vars(flags).items() if value is not None}
-    if flags.mean is None or flags.std is None or (path.parent / _PROCESSOR).is_file():
-        return replace(_in_folder(path, size), **given)
-    return Preprocessing(**given)
+    without_file = given.keys() >= {"mean", "std"} and not (path.parent / _PROCESSOR).is_file()
+    if without_file or len(given) == len(fields(flags)):
+        return Preprocessing(**given)
+    return replace(_in_folder(path, size), **given)
 
 
 def _in_folder(path: Path, size: Size) -> Preprocessing:
@@ -54,8 +56,9 @@ def _in_folder(path: Path, size: Size) -> Preprocessing:
         from vitdeploy.models.image_processor import preprocessing_in
     except ImportError as error:
         raise MissingDependencyError(
-            f"reading {_PROCESSOR} needs {error.name}, which is not installed",
-            hint="pip install transformers, or give --mean and --std and move the file away",
+            f"reading {_PROCESSOR} needs transformers: {first_line(error)}",
+            hint="pip install transformers, or give --mean, --std, --interpolation, --crop-pct and "
+            "--crop-mode",
         ) from error
     found = preprocessing_in(path.parent, size)
     assert found is not None  # the file is there

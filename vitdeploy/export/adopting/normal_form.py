@@ -7,10 +7,13 @@ from onnx_ir.passes import common
 from onnxscript.rewriter import RewriteRuleSet, rewrite
 from onnxscript.rewriter.rules import common as rules
 
+from vitdeploy.export.passes.expanded_constants import without_expanded_constants
 from vitdeploy.export.passes.flat_linears import unflatten_linears
 from vitdeploy.export.passes.fold_constants import fold_constants
 from vitdeploy.export.passes.gelus import fuse_gelus
 from vitdeploy.export.passes.layer_norms import fuse_layer_norms
+from vitdeploy.export.passes.nan_guards import without_nan_guards
+from vitdeploy.export.passes.neutral_operands import without_neutral_operands
 from vitdeploy.export.passes.raise_opset import raise_opset
 from vitdeploy.export.passes.scale_first import scale_queries_first
 from vitdeploy.export.passes.static_shapes import settle_shapes
@@ -31,8 +34,8 @@ OLDEST_OPSET = 17
 def normal_form(model: ir.Model, *, opset: int) -> ir.Model:
     """The graph with every part of a ViT in its standard form; it computes the same. In place.
 
-    * constants folded and stored as initializers, dead code, Identity and
-      Dropout gone, operators that compute the same merged;
+    * constants folded and stored as initializers; dead code, Identity, Dropout
+      and what adds nothing gone; operators that compute the same merged;
     * the opset raised to `opset`, at least to `OLDEST_OPSET`;
     * LayerNorm as one operator, GELU too from opset 20;
     * Linear layers on tokens as they are; shapes as constants where the batch
@@ -46,7 +49,16 @@ def normal_form(model: ir.Model, *, opset: int) -> ir.Model:
     common.NameFixPass()(model)
     _folded(model)
     common.CommonSubexpressionEliminationPass()(model)
-    for one in (fuse_layer_norms, fuse_gelus, unflatten_linears, scale_queries_first):
+    without_expanded_constants(model)
+    _folded(model)
+    for one in (
+        without_neutral_operands,
+        without_nan_guards,
+        fuse_layer_norms,
+        fuse_gelus,
+        unflatten_linears,
+        scale_queries_first,
+    ):
         one(model)
         common.RemoveUnusedNodesPass()(model)
     rewrite(model, _TIDY)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.graph.edits import take_place
+from vitdeploy.graph.edits import take_place, unused_name
 from vitdeploy.graph.gelus import decomposed_gelus
 
 FIRST_OPSET = 20
@@ -19,7 +19,8 @@ def fuse_gelus(model: ir.Model) -> ir.Model:
     replaced: dict[ir.Value, ir.Value] = {}  # one may read what another one answers
     for found in decomposed_gelus(graph):
         last = found.nodes[0]
-        name = f"{str(last.name).rpartition('/')[0] or last.name}/Gelu"
+        module = str(last.name).rpartition("/")[0] or last.name
+        name = unused_name(graph, f"{module}/Gelu")
         fused = ir.node(
             "Gelu",
             [replaced.get(found.x, found.x)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.edits import store, take_place
+from vitdeploy.graph.edits import store, take_place, unused_name
 from vitdeploy.graph.layer_norms import decomposed_layer_norms
 
 
@@ -22,8 +22,8 @@ def fuse_layer_norms(model: ir.Model) -> ir.Model:
     for found in decomposed_layer_norms(graph):
         end = found.output.producer()
         assert end is not None  # a group ends in one of its nodes
-        name = f"{str(found.anchor.name).rpartition('/')[0] or found.anchor.name}"
-        name = f"{name}/LayerNormalization"
+        module = str(found.anchor.name).rpartition("/")[0] or found.anchor.name
+        name = unused_name(graph, f"{module}/LayerNormalization")
         gamma = np.ones(found.width, np.float32) if found.gamma is None else found.gamma
         inputs = [replaced.get(found.x, found.x), store(graph, f"{name}.gamma", gamma)]
         if found.beta is not None:
