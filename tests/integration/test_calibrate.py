@@ -91,7 +91,7 @@ def test_everything_odd_is_in_one_table(place: Path, cache: Path) -> None:
     assert set(findings) == {*odd, "too_few", "missing_classes"}
     assert len(findings["missing_classes"].about) == 8
     assert outcome.output.count("Calibration images") == 1
-    for shown in ("unreadable", "CMYK", "EXIF-rotated", "16-bit", "exact duplicates", "bag"):
+    for shown in ("unreadable", "CMYK", "EXIF-rotated", "16-bit", "exact duplicates", "trouser"):
         assert shown in outcome.output
     assert "Warning" not in outcome.errors
     assert "next: vitdeploy build-engine --int8 --calib a.json" in outcome.output

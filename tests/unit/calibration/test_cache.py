@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 import zipfile
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -312,20 +313,22 @@ def test_two_processes_never_spoil_an_entry(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", code, str(tmp_path)]
     root = str(Path(__file__).parents[3])
     environment = {**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
-    both = [
-        subprocess.Popen(
-            [*command, str(own)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for own in range(2)
-    ]
-    for process in both:
-        output, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        assert errors == ""  # nor did the log hear of a damaged one
-        assert int(output) > 10
+    with ExitStack() as running:
+        both = []
+        for own in range(2):
+            process = subprocess.Popen(
+                [*command, str(own)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            both.append(running.enter_context(process))
+            running.callback(process.kill)
+        for process in both:
+            output, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            assert errors == ""  # nor did the log hear of a damaged one
+            assert int(output) > 10
     left = [path.name for path in tmp_path.iterdir() if not path.name.startswith("ready-")]
     assert all(name.startswith("statistics-") for name in left)
