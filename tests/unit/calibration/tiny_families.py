@@ -108,10 +108,14 @@ FAMILIES: dict[str, Make] = {
 
 @dataclass(frozen=True)
 class Tiny:
-    """A family's graph, as export makes it, and images for it."""
+    """A family's graph, as export makes it, and images for it.
+
+    `matrices` counts the weights of two axes that PyTorch's module holds.
+    """
 
     graph: ir.Model
     pixels: NDArray[np.float32]
+    matrices: int
 
     @property
     def one(self) -> NDArray[np.float32]:
@@ -128,4 +132,7 @@ def tiny(name: str) -> Tiny:
     for one in _PASSES:
         graph = one(graph)
     shape = 4, 3, *source.resolution
-    return Tiny(graph, np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    pixels = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    named = source.module.named_parameters()
+    matrices = sum(name.endswith("weight") and held.ndim == 2 for name, held in named)
+    return Tiny(graph, pixels, matrices)
