@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from vitdeploy.graph.operands import number, other_operand, readers
+from vitdeploy.graph.operands import number, other_operand, readers, reduced_axes
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,7 @@ def _last_axis_mean(value: ir.Value) -> ir.Value | None:
     keeps = node.attributes.get("keepdims")
     if keeps is not None and not keeps.as_int():
         return None
-    if "axes" in node.attributes:
-        axes = list(node.attributes["axes"].as_ints())
-    else:
-        given = node.inputs[1] if len(node.inputs) > 1 else None
-        tensor = None if given is None else ir.convenience.get_const_tensor(given)
-        axes = [] if tensor is None else tensor.numpy().reshape(-1).tolist()
+    axes = reduced_axes(node)
     shape = node.inputs[0].shape
     last = (-1,) if shape is None else (-1, len(shape) - 1)
     return node.inputs[0] if len(axes) == 1 and axes[0] in last else None

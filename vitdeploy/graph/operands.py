@@ -34,3 +34,13 @@ def is_over_last_axis(node: ir.Node) -> bool:
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
     shape = None if node.inputs[0] is None else node.inputs[0].shape
     return axis == -1 or (shape is not None and axis == len(shape) - 1)
+
+
+def reduced_axes(node: ir.Node) -> list[int]:
+    """What a reduction goes over, by attribute (before opset 18) or input; empty where all or
+    unknown."""
+    if "axes" in node.attributes:
+        return list(node.attributes["axes"].as_ints())
+    given = node.inputs[1] if len(node.inputs) > 1 else None
+    tensor = None if given is None else ir.convenience.get_const_tensor(given)
+    return [] if tensor is None else [int(axis) for axis in tensor.numpy().reshape(-1)]

@@ -12,7 +12,7 @@ from vitdeploy.graph.attentions import SCALING, Attention, attention_at
 from vitdeploy.graph.gelus import decomposed_gelus
 from vitdeploy.graph.half import infer_missing_types
 from vitdeploy.graph.linears import is_linear
-from vitdeploy.graph.operands import is_over_last_axis, readers
+from vitdeploy.graph.operands import is_over_last_axis, readers, reduced_axes
 from vitdeploy.graph.rounding import MOVEMENT
 
 _UNREMARKABLE = frozenset(
@@ -25,9 +25,9 @@ class Recognised:
     """The parts of a ViT found in a graph, by the names of their nodes.
 
     `patch_embedding` is the first node that computes with the image.
-    `gelus` hold the last node of a GELU that is written out. `others` counts
-    operators that compute and belong to no part: what a pass over ViTs leaves
-    as it is.
+    `gelus` hold the last node of a GELU that is written out. `pooling` are
+    means over tokens or pixels. `others` counts operators that compute and
+    belong to no part: what a pass over ViTs leaves as it is.
     """
 
     patch_embedding: str
@@ -35,6 +35,7 @@ class Recognised:
     gelus: tuple[str, ...]
     linears: tuple[str, ...]
     attentions: tuple[Attention, ...]
+    pooling: tuple[str, ...]
     others: dict[str, int]
 
     @property
@@ -51,6 +52,7 @@ class Recognised:
             f"recognised: {', '.join(counts)}",
             *_attention_lines(self.attentions),
             f"patch embedding: {self.patch_embedding or 'not recognised'}",
+            *([f"pooling: {', '.join(self.pooling)}"] if self.pooling else []),
             f"not recognised: {others or 'nothing'}",
         )
 
@@ -69,10 +71,17 @@ def recognise(model: ir.Model) -> Recognised:
     groups = decomposed_gelus(graph)
     norms = [node for node in graph if _is_layer_norm(node)]
     patches = _first_computation(graph)
+    pooling = [node for node in graph if _is_pooling(node)]
     in_attention = {
         name for found in attentions for name in (found.scores, found.softmax, found.values)
     }
-    parts = {*linears, *gelus, *norms, *(node for group in groups for node in group.nodes)}
+    parts = {
+        *linears,
+        *gelus,
+        *norms,
+        *pooling,
+        *(node for group in groups for node in group.nodes),
+    }
     others = Counter(
         node.op_type if not node.domain else f"{node.domain}.{node.op_type}"
         for node in graph
@@ -87,6 +96,7 @@ def recognise(model: ir.Model) -> Recognised:
         gelus=_names([*gelus, *(group.nodes[0] for group in groups)]),
         linears=_names(node for node in linears if node is not patches),
         attentions=tuple(attentions),
+        pooling=_names(pooling),
         others=dict(sorted(others.items())),
     )
 
@@ -130,3 +140,14 @@ def _names(nodes: object) -> tuple[str, ...]:
 def _is_layer_norm(node: ir.Node) -> bool:
     """LayerNormalization over the last axis alone, the only one that folding knows."""
     return node.op_type == "LayerNormalization" and not node.domain and is_over_last_axis(node)
+
+
+def _is_pooling(node: ir.Node) -> bool:
+    """A mean over tokens (not over channels, which stand last), or over rows and columns."""
+    if node.op_type == "GlobalAveragePool":
+        return True
+    if node.op_type != "ReduceMean" or node.inputs[0] is None or node.inputs[0].shape is None:
+        return False
+    rank = len(node.inputs[0].shape)
+    axes = {axis % rank for axis in reduced_axes(node)}
+    return bool(axes) and (rank - 1 not in axes or (rank == 4 and axes == {2, 3}))

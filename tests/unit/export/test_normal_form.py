@@ -155,7 +155,7 @@ def test_a_later_opset_stays(tmp_path: Path) -> None:
 
 
 FAMILIES: dict[str, tuple[Callable[[], nn.Module], Size, dict[str, int]]] = {
-    "biased attention": (lambda: timm_vit("beit_base_patch16_224"), SIZE, {"ReduceMean": 1}),
+    "biased attention": (lambda: timm_vit("beit_base_patch16_224"), SIZE, {}),
     "layer scale": (lambda: timm_vit("deit3_small_patch16_224"), SIZE, {}),
     "pooled by attention": (lambda: timm_vit("vit_base_patch16_siglip_224"), SIZE, {}),
     "quick GELU": (
@@ -174,7 +174,7 @@ FAMILIES: dict[str, tuple[Callable[[], nn.Module], Size, dict[str, int]]] = {
             depth=None,
         ),
         (64, 64),
-        {"ReduceMean": 1},
+        {},
     ),
 }
 
@@ -187,6 +187,7 @@ def test_families(name: str, dynamic: bool, tmp_path: Path) -> None:
     model = normalized(path, size=size)
     found = recognise(model)
     assert found.others == others
+    assert len(found.pooling) == (name in ("biased attention", "windows"))
     assert len(found.attentions) == (3 if name == "pooled by attention" else 2)
     assert all(a.masked == (name in ("biased attention", "windows")) for a in found.attentions)
     if name != "quick GELU":
