@@ -22,6 +22,7 @@ NUMBERS = {
     "two": 2.0,
     "three": 3.0,
     "slope": math.sqrt(2 / math.pi),
+    "near_slope": 0.7985,
     "cubic": 0.044715,
     "quick": 1.702,
 }
@@ -50,6 +51,7 @@ APPROXIMATE = {
 OTHERS = {
     "the error function": f"{ERF} y = Mul(x, shifted)",
     "another width": f"{ERF} p = Mul(x, shifted) y = Mul(p, half)".replace("root", "two"),
+    "another slope": f"{TANH} h = Mul(x, half) y = Mul(h, shifted)".replace("slope", "near_slope"),
     "another cubic": f"{TANH} h = Mul(x, half) y = Mul(h, shifted)".replace("cubic", "half"),
     "without the one": "inner = Div(x, root) e = Erf(inner) p = Mul(x, e) y = Mul(p, half)",
     "of two values": f"{ERF} p = Mul(z, shifted) y = Mul(p, half)",

@@ -22,6 +22,7 @@ WEIGHTS = {
     "gamma": 1 + 0.5 * _generator.normal(size=WIDTH).astype(np.float32),
     "beta": _generator.normal(size=WIDTH).astype(np.float32),
     "row_gamma": 1 + _generator.normal(size=(5, 1)).astype(np.float32),
+    "table_gamma": 1 + _generator.normal(size=(5, WIDTH)).astype(np.float32),
     "scalar_gamma": np.float32(1.5),
     "epsilon": np.float32(EPSILON),
     "two": np.float32(2),
@@ -94,13 +95,16 @@ OTHERS = {
 
 KEPT_OUTSIDE = {
     "gamma a row": ("row_gamma", "Mul"),
+    "gamma a table": ("table_gamma", "Mul"),
     "gamma a single number": ("scalar_gamma", "Mul"),
 }
 
 
-def model_of(body: str, outputs: str = f"float[2, 5, {WIDTH}] y") -> ir.Model:
+def model_of(
+    body: str, outputs: str = f"float[2, 5, {WIDTH}] y", *, inputs: str = INPUT
+) -> ir.Model:
     lines = body.replace(") ", ")\n")
-    graph = onnx.parser.parse_graph(f"g ({INPUT}) => ({outputs}) {{ {lines} }}")
+    graph = onnx.parser.parse_graph(f"g ({inputs}) => ({outputs}) {{ {lines} }}")
     used = {name for node in graph.node for name in node.input}
     graph.initializer.extend(
         onnx.numpy_helper.from_array(np.asarray(value), name)
@@ -149,6 +153,17 @@ def test_a_written_out_layer_norm_becomes_one_operator_that_computes_the_same(na
 def test_what_is_no_layer_norm_over_the_last_axis_stays(name: str) -> None:
     model = model_of(OTHERS[name])
     assert decomposed_layer_norms(model.graph) == []
+    assert fused_in(fuse_layer_norms(model)) == []
+
+
+def test_a_variance_without_its_axis_is_another_ones_where_all_sides_are_alike() -> None:
+    """(8, 8) variances against (8, 8, 8) differences: those of rows meet columns."""
+    cube = f"float[{WIDTH}, {WIDTH}, {WIDTH}]"
+    body = f"{PLAIN} {AFFINE}".replace(
+        "ReduceMean<keepdims=1>(squared", "ReduceMean<keepdims=0>(squared"
+    )
+    model = model_of(body, f"{cube} y", inputs=f"{cube} x")
+    assert [node.op_type for node in model.graph][3] == "ReduceMean"
     assert fused_in(fuse_layer_norms(model)) == []
 
 
