@@ -1,10 +1,11 @@
 """Fill and print the table of exported families.
 
-    python -m tools.export_table run [FAMILY ...]   cells that are missing, one process each
-    python -m tools.export_table render             docs/export-table.md out of the cells
+    python -m tools.export_table run [FAMILY | MODEL ...]   cells that are missing
+    python -m tools.export_table render                     docs/export-table.md out of the cells
 
 A cell that is there is kept: the run can be stopped and taken up again at any
-time. Delete a cell's file to have it judged again.
+time. Delete a cell's file to have it judged again. Each row runs in a process
+of its own; one that dies loses the cell it was at, and a new one goes on behind it.
 """
 
 from __future__ import annotations
@@ -14,48 +15,51 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from tools.export_table.render import rendered
 from tools.export_table.rows import ROWS, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = ROOT / "docs" / "export-table"
-SIZES = ("native", "other", "oblong")
-PRECISIONS = ("fp32", "fp16")
+CELLS_OF_A_ROW = tuple(
+    (size, precision) for size in ("oblong", "native", "other") for precision in ("fp32", "fp16")
+)
 
 
-def run(families: list[str]) -> None:
-    """Run every missing cell, the fast ones of all families first."""
+def run(names: list[str]) -> None:
+    """Run every missing cell of the rows named, or of all."""
     CELLS.mkdir(exist_ok=True)
-    for precision in PRECISIONS:
-        for size in reversed(SIZES):
-            for row in ROWS:
-                path = CELLS / f"{row.key}--{size}--{precision}.json"
-                if path.exists() or (families and row.family not in families):
-                    continue
-                _run_cell(row, size, precision, path)
+    for row in ROWS:
+        if not names or row.family in names or row.model in names:
+            _run_row(row)
 
 
-def _run_cell(row: Row, size: str, precision: str, path: Path) -> None:
+def _run_row(row: Row) -> None:
+    missing = [cell for cell in CELLS_OF_A_ROW if not _path(row, cell).exists()]
+    while missing:
+        done = _process(row, missing)
+        left = [cell for cell in missing if not _path(row, cell).exists()]
+        if not left:
+            return
+        lost, missing = left[0], left[1:]
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        print(f"{_path(row, lost).stem}: crashed ({done.returncode}): {last}", flush=True)
+
+
+def _path(row: Row, cell: tuple[str, str]) -> Path:
+    return CELLS / f"{row.key}--{cell[0]}--{cell[1]}.json"
+
+
+def _process(row: Row, cells: list[tuple[str, str]]) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-m", "tools.export_table.cell"]
-    done = subprocess.run(
-        [*command, row.key, size, precision],
+    return subprocess.run(
+        [*command, row.key, str(CELLS), *(":".join(cell) for cell in cells)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        print(f"{path.stem}: crashed ({done.returncode}): {last}", flush=True)
-        return
-    cell: dict[str, Any] = json.loads(done.stdout)
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(cell, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
-    print(f"{path.stem}: {cell.get('error') or cell['max_error']}", flush=True)
 
 
 def main(arguments: list[str]) -> None:

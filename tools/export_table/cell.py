@@ -1,4 +1,10 @@
-"""One cell: export, compare on 32 images, build. Runs in a process of its own."""
+"""The cells of one row: exported, compared on 32 images, built.
+
+    python -m tools.export_table.cell KEY FOLDER SIZE:PRECISION ...
+
+Writes each cell into FOLDER as soon as it is known, both precisions of a size
+from one trace.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,11 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -19,112 +27,198 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from tools.export_table.rows import ROWS, Row
-from tools.export_table.weights import enliven
+from tools.export_table.sources import images, lively_source
 from vitdeploy import api
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.demo import assets
-from vitdeploy.environment import describe
 from vitdeploy.errors import VitDeployError
 from vitdeploy.export.export import ExportOptions
 from vitdeploy.graph.emulation import emulate
-from vitdeploy.images import batches, scan
-from vitdeploy.models.load import ModelRequest, seeded_random_source
+from vitdeploy.images import batches
 from vitdeploy.models.source import SourceModel
+from vitdeploy.preprocessing import Size
 from vitdeploy.target import parse_targets
 
-IMAGES = 32
 BATCH = 4
 TARGETS = ("sm86", "sm89", "sm120")
 
+Found = dict[str, Any]
+Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
-def main(row_key: str, size_kind: str, precision: str) -> None:
-    """Print the cell as JSON."""
-    row = next(row for row in ROWS if row.key == row_key)
-    started = time.perf_counter()
+
+def main(key: str, folder: str, *wanted: str) -> None:
+    """Write the wanted cells, those of one size one after the other."""
+    row = next(row for row in ROWS if row.key == key)
+    began = time.perf_counter()
+    for cell, found in _cells(row, [entry.split(":") for entry in wanted]):
+        size, precision = cell
+        now = time.perf_counter()
+        content = {
+            **asdict(row),
+            "size": size,
+            "precision": precision,
+            **found,
+            "seconds": round(now - began, 1),
+            "versions": _versions(row),
+        }
+        began = now
+        path = Path(folder) / f"{row.key}--{size}--{precision}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+        print(f"{path.stem}: {found.get('error') or found['max_error']}", flush=True)
+
+
+def _versions(row: Row) -> dict[str, str]:
+    by_prefix = {"torchvision": "torchvision", "transformers": "transformers"}
+    prefix = row.model.partition(":")[0].partition(".")[0]
+    library = "vit-pytorch" if prefix == "vit_pytorch" else by_prefix.get(prefix, "timm")
+    names = ("vitdeploy", "torch", library, "onnxruntime", "tensorrt-rtx-cu13")
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found
+
+
+def _cells(row: Row, wanted: list[list[str]]) -> Iterator[tuple[list[str], Found]]:
     try:
-        found = _judged(row, size_kind, precision)
+        source = lively_source(row)
     except VitDeployError as error:
-        found = {"error": str(error), "hint": error.hint}
-    packages = describe().packages
-    print(
-        json.dumps(
-            {
-                **asdict(row),
-                "size": size_kind,
-                "precision": precision,
-                **found,
-                "seconds": round(time.perf_counter() - started, 1),
-                "versions": {
-                    name: packages[name]
-                    for name in ("torch", "timm", "onnxruntime", "tensorrt-rtx")
-                    if name in packages
-                },
-            },
-            indent=1,
-        )
-    )
+        yield from ((cell, _refusal(error, before_tracing=True)) for cell in wanted)
+        return
+    for kind in dict.fromkeys(size for size, _ in wanted):
+        size = {"native": source.resolution, "other": row.other, "oblong": row.oblong}[kind]
+        precisions = [precision for name, precision in wanted if name == kind]
+        for precision, found in _at_size(source, kind, size, precisions):
+            yield [kind, precision], {"resolution": list(size), **found}
 
 
-def _judged(row: Row, size_kind: str, precision: str) -> dict[str, Any]:
-    request = ModelRequest(
-        name=row.model,
-        random_weights=True,
-        task=row.task,  # type: ignore[arg-type]
-        num_classes=None if row.task == "features" else 100,
-        model_kwargs=row.model_kwargs or None,
-    )
-    source = seeded_random_source(request, 0)
-    enliven(source.module)
-    size = {"native": source.resolution, "other": row.other, "oblong": row.oblong}[size_kind]
-    preprocessing = replace(source.description.preprocessing, crop_pct=1.0)
-    source = replace(source, description=replace(source.description, preprocessing=preprocessing))
-    chosen = scan(assets.images_folder("evaluation"))
-    images = chosen.take(np.linspace(0, len(chosen) - 1, IMAGES).round().astype(int).tolist())
-    inputs = np.concatenate(list(batches(images, preprocessing, size, BATCH)))
+def _at_size(
+    source: SourceModel, kind: str, size: Size, precisions: list[str]
+) -> Iterator[tuple[str, Found]]:
     with tempfile.TemporaryDirectory() as folder:
-        options = ExportOptions(resolution=size, precision=precision)  # type: ignore[arg-type]
+        try:
+            sized = source.at(size)
+        except VitDeployError as error:
+            yield from ((one, _refusal(error, before_tracing=True)) for one in precisions)
+            return
+        size_cells = SizeCells(source, sized, Path(folder))
+        for precision in precisions:
+            try:
+                found = size_cells.judged(precision)
+                if precision == "fp32" and kind != "native":
+                    found["wrong"] = size_cells.wrong_resamplings()
+            except VitDeployError as error:
+                found = _refusal(error, before_tracing=False)
+            yield precision, found
+
+
+def _refusal(error: VitDeployError, *, before_tracing: bool) -> Found:
+    return {"error": str(error), "hint": error.hint, "before_tracing": before_tracing}
+
+
+class SizeCells:
+    """A source at one size: what both precisions are made from and judged by."""
+
+    def __init__(self, source: SourceModel, sized: SourceModel, folder: Path) -> None:
+        self._source = source
+        self._sized = sized
+        self._folder = folder
+        self._images = images()
+
+    @cached_property
+    def _inputs(self) -> NDArray[np.float32]:
+        preprocessing = self._source.description.preprocessing
+        return np.concatenate(
+            list(batches(self._images, preprocessing, self._sized.resolution, BATCH))
+        )
+
+    @cached_property
+    def _expected(self) -> NDArray[np.float32]:
+        return _in_batches(self._sized.logits, self._inputs)
+
+    @cached_property
+    def _exported(self) -> tuple[OnnxModel, float]:
+        """The float32 graph, and the seconds it took."""
         began = time.perf_counter()
-        model = api.export(source, options, Path(folder), images=images)
-        seconds = time.perf_counter() - began
-        sized = source.at(size)
-        expected = _in_batches(sized.logits, inputs)
-        graph = emulate(model, "fused") if precision != "fp32" else model.path
-        answered = _in_batches(GraphSession(graph, optimize=precision == "fp32").run, inputs)
-        found = {
-            "resolution": list(size),
-            "positions": sized.positions,
+        options = ExportOptions(resolution=self._sized.resolution)
+        model = api.export(self._source, options, self._folder, images=self._images)
+        return model, time.perf_counter() - began
+
+    def judged(self, precision: str) -> Found:
+        model, seconds = self._exported
+        if precision != "fp32":
+            began = time.perf_counter()
+            request = api.PrecisionRequest(precision=precision, images=self._images)  # type: ignore[arg-type]
+            model = api.with_precision(model, request, self._folder)
+            seconds = time.perf_counter() - began
+        graph = model.path if precision == "fp32" else emulate(model, "fused")
+        answered = _in_batches(GraphSession(graph, optimize=precision == "fp32").run, self._inputs)
+        return {
+            "positions": self._sized.positions,
             "export_seconds": round(seconds, 1),
-            "parameters": source.parameter_count(),
-            **_compared(answered, expected),
+            "parameters": self._source.parameter_count(),
+            **_compared(answered, self._expected, self._source.description.task),
             "kept_float32": len(model.description.kept_float32),
             "operators": _operators(model),
-            "builds": _builds(model, Path(folder)),
+            "builds": _builds(model, self._folder),
         }
-        if precision == "fp32" and size_kind != "native":
-            found["wrong"] = _wrong_resamplings(source, size, inputs[:BATCH], expected[:BATCH])
+
+    def wrong_resamplings(self) -> dict[str, float]:
+        """How far answers would be off, in deviations, had positions been resampled wrongly.
+
+        Nothing where the architecture resamples nothing.
+        """
+        size, expected = self._sized.resolution, self._expected[:BATCH]
+        spread = float((self._expected - self._expected.mean(0)).std())
+        found = {}
+        for name in ("nearest", "corners", "transposed"):
+            if name == "transposed" and size[0] == size[1]:
+                continue
+            with _resampling(name) as calls:
+                sized = self._source.at(size)
+            if calls:
+                wrong = sized.logits(self._inputs[:BATCH])
+                found[name] = float(np.abs(wrong - expected).max() / spread)
         return found
 
 
-def _in_batches(run: Any, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
+def _in_batches(run: Run, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
     parts = [run(inputs[start : start + BATCH]) for start in range(0, len(inputs), BATCH)]
     return np.concatenate(parts)
 
 
-def _compared(answered: NDArray[np.float32], expected: NDArray[np.float32]) -> dict[str, Any]:
-    spread = float(expected.std())
-    norms = np.linalg.norm(answered, axis=-1) * np.linalg.norm(expected, axis=-1)
-    classes = np.bincount(expected.argmax(-1)) / len(expected)
-    classes = classes[classes > 0]
+def _compared(answered: NDArray[np.float32], expected: NDArray[np.float32], task: str) -> Found:
+    """Deviations and cosines are those between images: a constant that all share hides nothing.
+
+    What agrees is the best class of an image; of features, the image that is nearest to it.
+    """
+    center = expected.mean(0)
+    a, b = answered - center, expected - center
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    choices = [_nearest(each) if task == "features" else each.argmax(-1) for each in (a, b)]
+    share = np.bincount(choices[1]) / len(expected)
+    share = share[share > 0]
     return {
         "images": len(expected),
-        "max_error": float(np.abs(answered - expected).max() / spread),
-        "cosine": float(((answered * expected).sum(-1) / norms).min()),
-        "agreement": float((answered.argmax(-1) == expected.argmax(-1)).mean()),
-        "entropy_bits": float(-(classes * np.log2(classes)).sum()),
+        "max_error": float(np.abs(answered - expected).max() / b.std()),
+        "cosine": float(((a * b).sum(-1) / norms).min()),
+        "agreement": float((choices[0] == choices[1]).mean()),
+        "entropy_bits": float(-(share * np.log2(share)).sum()),
     }
+
+
+def _nearest(features: NDArray[np.float32]) -> NDArray[np.intp]:
+    """(n,): which other row has the largest cosine with each of (n, width)."""
+    unit = features / np.linalg.norm(features, axis=-1, keepdims=True)
+    cosines = unit @ unit.T
+    np.fill_diagonal(cosines, -np.inf)
+    return cosines.argmax(-1)
 
 
 def _operators(model: OnnxModel) -> list[str]:
@@ -135,7 +229,7 @@ def _operators(model: OnnxModel) -> list[str]:
     return sorted(held & {"Resize", "If", "Loop", "Scan", "Col2Im", "Range", "NonZero"})
 
 
-def _builds(model: OnnxModel, folder: Path) -> dict[str, Any]:
+def _builds(model: OnnxModel, folder: Path) -> Found:
     options = BuildOptions(targets=parse_targets(",".join(TARGETS)), batch=(1, 2, 4))
     began = time.perf_counter()
     try:
@@ -147,25 +241,6 @@ def _builds(model: OnnxModel, folder: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - began, 1),
         "megabytes": round(engine.size_bytes / 1e6, 1),
     }
-
-
-def _wrong_resamplings(
-    source: SourceModel, size: tuple[int, int], inputs: NDArray, expected: NDArray
-) -> dict[str, float]:
-    """How far answers would be off, in deviations, had positions been resampled wrongly.
-
-    Nothing where the architecture resamples nothing.
-    """
-    spread = float(expected.std())
-    found = {}
-    for name in ("nearest", "corners", "transposed"):
-        with _resampling(name) as calls:
-            sized = source.at(size)
-        if calls:
-            found[name] = float(np.abs(sized.logits(inputs) - expected).max() / spread)
-    if size[0] == size[1]:
-        found.pop("transposed", None)
-    return found
 
 
 @contextmanager
@@ -180,6 +255,9 @@ def _resampling(how: str) -> Iterator[list[Any]]:
         if how == "nearest":
             return true(image, size=size, mode="nearest")
         if how == "corners":
+            # What the source does itself is no mistake there.
+            if options.get("align_corners"):
+                return true(image, size=size, mode="bicubic", antialias=True)
             return true(image, size=size, mode="bicubic", align_corners=True)
         turned = true(image, size=(size[1], size[0]), **options)
         return turned.reshape(*turned.shape[:2], *size)
@@ -189,5 +267,4 @@ def _resampling(how: str) -> Iterator[list[Any]]:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(2)
     main(*sys.argv[1:])

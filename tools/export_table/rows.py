@@ -10,7 +10,11 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Row:
-    """A family by one model, and the two sizes beside its own."""
+    """A family by one model, and the two sizes beside its own.
+
+    `model_kwargs` are the source's own arguments; of a 'transformers:' class
+    they are its configuration.
+    """
 
     family: str
     model: str
@@ -27,6 +31,24 @@ class Row:
 
 
 _PATCH14: dict[str, Any] = {"other": (280, 280), "oblong": (252, 322)}
+
+_TINY: dict[str, Any] = {
+    "hidden_size": 192,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 3,
+    "image_size": 224,
+    "patch_size": 16,
+}
+_TINY_MLP: dict[str, Any] = {**_TINY, "intermediate_size": 768}
+_TINY_14: dict[str, Any] = {**_TINY, "patch_size": 14}
+_FACTORY: dict[str, Any] = {
+    "image_size": 224,
+    "patch_size": 16,
+    "dim": 192,
+    "depth": 12,
+    "heads": 3,
+    "mlp_dim": 768,
+}
 
 ROWS = (
     Row("vit", "vit_tiny_patch16_224"),
@@ -75,6 +97,53 @@ ROWS = (
     Row("samvit", "samvit_base_patch16_224", task="features"),
     Row("test_vit", "test_vit", (192, 192), (160, 224)),
     Row("test_vit", "test_vit2", (256, 256), (256, 320)),
+    Row("vit", "torchvision:vit_b_16"),
     Row("vit", "torchvision:vit_b_32"),
     Row("swin", "torchvision:swin_t"),
+    Row("swinv2", "torchvision:swin_v2_t"),
+    Row("maxvit", "torchvision:maxvit_t", (448, 448), (224, 448)),
+    Row("vit", "transformers:ViTForImageClassification", model_kwargs=_TINY_MLP),
+    Row("deit", "transformers:DeiTForImageClassification", model_kwargs=_TINY_MLP),
+    Row(
+        "deit distilled",
+        "transformers:DeiTForImageClassificationWithTeacher",
+        model_kwargs=_TINY_MLP,
+    ),
+    Row(
+        "beit",
+        "transformers:BeitForImageClassification",
+        model_kwargs={**_TINY_MLP, "use_relative_position_bias": True},
+    ),
+    Row(
+        "dinov2",
+        "transformers:Dinov2ForImageClassification",
+        model_kwargs=_TINY_14,
+        **_PATCH14,
+    ),
+    Row("dinov2", "transformers:Dinov2Model", task="features", model_kwargs=_TINY_14, **_PATCH14),
+    Row(
+        "dinov2 registers",
+        "transformers:Dinov2WithRegistersModel",
+        task="features",
+        model_kwargs=_TINY_14,
+        **_PATCH14,
+    ),
+    Row("dinov3", "transformers:DINOv3ViTModel", task="features", model_kwargs=_TINY_MLP),
+    Row("swin", "transformers:SwinForImageClassification"),
+    Row(
+        "swinv2",
+        "transformers:Swinv2ForImageClassification",
+        (320, 320),
+        model_kwargs={"image_size": 256, "window_size": 8},
+    ),
+    Row("clip", "transformers:CLIPVisionModel", task="features", model_kwargs=_TINY_MLP),
+    Row(
+        "clip",
+        "transformers:CLIPVisionModelWithProjection",
+        task="features",
+        model_kwargs={**_TINY_MLP, "projection_dim": 128},
+    ),
+    Row("siglip", "transformers:SiglipVisionModel", task="features", model_kwargs=_TINY_MLP),
+    Row("vit", "vit_pytorch:ViT", model_kwargs=_FACTORY),
+    Row("vit", "vit_pytorch.simple_vit:SimpleViT", model_kwargs=_FACTORY),
 )
