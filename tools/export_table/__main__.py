@@ -1,9 +1,9 @@
 """Fill and print the table of exported families.
 
-    python -m tools.export_table run [FAMILY | MODEL ...]   cells that are missing
-    python -m tools.export_table render                     docs/export-table.md out of the cells
+    python -m tools.export_table run [FAMILY | MODEL | SIZE ...]   cells that are missing
+    python -m tools.export_table render                            docs/export-table.md
 
-A cell that is there is kept: the run can be stopped and taken up again at any
+SIZE is native, other or oblong. A cell that is there is kept: the run can be stopped and taken up again at any
 time. Delete a cell's file to have it judged again. Each row runs in a process
 of its own; one that dies loses the cell it was at, and a new one goes on behind it.
 """
@@ -21,21 +21,21 @@ from tools.export_table.rows import ROWS, Row
 
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = ROOT / "docs" / "export-table"
-CELLS_OF_A_ROW = tuple(
-    (size, precision) for size in ("oblong", "native", "other") for precision in ("fp32", "fp16")
-)
+SIZES = ("oblong", "native", "other")
 
 
-def run(names: list[str]) -> None:
-    """Run every missing cell of the rows named, or of all."""
+def run(chosen: list[str]) -> None:
+    """Run every missing cell of the rows and sizes named, or of all."""
     CELLS.mkdir(exist_ok=True)
+    sizes = [size for size in SIZES if size in chosen] or SIZES
+    names = set(chosen) - set(SIZES)
+    cells = [(size, precision) for size in sizes for precision in ("fp32", "fp16")]
     for row in ROWS:
         if not names or row.family in names or row.model in names:
-            _run_row(row)
+            _run_row(row, [cell for cell in cells if not _path(row, cell).exists()])
 
 
-def _run_row(row: Row) -> None:
-    missing = [cell for cell in CELLS_OF_A_ROW if not _path(row, cell).exists()]
+def _run_row(row: Row, missing: list[tuple[str, str]]) -> None:
     while missing:
         done = _process(row, missing)
         left = [cell for cell in missing if not _path(row, cell).exists()]

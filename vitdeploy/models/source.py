@@ -14,6 +14,7 @@ from vitdeploy.artifacts.onnx_model import Output
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.errors import InputError
 from vitdeploy.models.library import Library, library
+from vitdeploy.models.plain_pooling import use_plain_pooling
 from vitdeploy.preprocessing import Size
 
 
@@ -78,7 +79,8 @@ class SourceModel:
 
     def traceable(self) -> nn.Module:
         """A module that computes what `logits` does, in the form the exporter takes best."""
-        return self.answering(self.library.traceable(self.module, self.resolution)).eval()
+        module = self.library.traceable(self.module, self.resolution)
+        return self.answering(use_plain_pooling(module)).eval()
 
     def logits(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """(n, channels, height, width) to the output asked for, float32, in inference mode.

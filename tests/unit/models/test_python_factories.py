@@ -175,7 +175,7 @@ class TestExport:
         assert written.description.verification is not None
         assert written.description.verification.max_error <= 1e-4
         graph = onnx_ir.load(written.path).graph
-        assert not {"Resize", "If", "Loop"} & {node.op_type for node in graph}
+        assert not {"Resize", "If", "Loop", "Range"} & {node.op_type for node in graph}
 
 
 class TestFactories:

@@ -220,7 +220,7 @@ class TestExport:
         assert check is not None
         assert check.max_error <= 1e-4
         graph = onnx_ir.load(written.path)
-        assert not {"Resize", "If", "Loop"} & {node.op_type for node in graph.graph}
+        assert not {"Resize", "If", "Loop", "Range"} & {node.op_type for node in graph.graph}
         names = [node.name or "" for node in graph.graph]
         assert not any("wrapped" in name for name in (*names, *graph.graph.initializers))
 
