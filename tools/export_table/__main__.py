@@ -3,9 +3,10 @@
     python -m tools.export_table run [FAMILY | MODEL | SIZE ...]   cells that are missing
     python -m tools.export_table render                            docs/export-table.md
 
-SIZE is native, other or oblong. A cell that is there is kept: the run can be stopped and taken up again at any
-time. Delete a cell's file to have it judged again. Each row runs in a process
-of its own; one that dies loses the cell it was at, and a new one goes on behind it.
+SIZE is native, other or oblong. A cell that is there is kept: the run can be
+stopped and taken up again at any time. Delete a cell's file to have it judged
+again. Each row runs in a process of its own; one that dies loses the cell it
+was at, and a new one goes on behind it.
 """
 
 from __future__ import annotations
