@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from vitdeploy.calibration.grids import quantize_weight, weight_scales
-from vitdeploy.calibration.ranges import RangeMethod, activation_scale
+from vitdeploy.calibration.grids import INT8, quantize_weight, weight_scales
+from vitdeploy.calibration.ranges import RangeMethod, activation_scale, candidate_scales
 from vitdeploy.calibration.statistics import BINS, ActivationStatistics, histogram_of
 from vitdeploy.errors import InputError
 
@@ -117,6 +117,63 @@ def test_constant_activations_have_a_scale(method: str) -> None:
     constant = statistics_of(np.full(100, -3.0))
     scale = activation_scale(constant, cast(RangeMethod, method))
     assert abs(np.clip(np.rint(-3 / scale), -127, 127) * scale + 3) < 0.02
+
+
+def slow_entropy_clip(counts: list[int], absmax: float) -> float:
+    """By the published recipe, one bin at a time (Migacz, 8-bit inference with TensorRT, 2017).
+
+    The candidates are those of `activation_scale`: 96 numbers of bins, geometric from 5 %.
+    """
+    candidates = sorted({round(v) for v in np.geomspace(0.05 * BINS, BINS, 96)})
+    best, least = 0, np.inf
+    for kept in candidates:
+        clipped = [float(count) for count in counts[:kept]]
+        outside = sum(counts[kept:])
+        groups: dict[int, list[int]] = {}
+        for index in range(kept):
+            groups.setdefault(index * 128 // kept, []).append(index)
+        coded = [0.0] * kept
+        for members in groups.values():
+            held = [index for index in members if clipped[index] > 0]
+            for index in held:
+                coded[index] = sum(clipped[i] for i in members) / len(held)
+        clipped[-1] += outside
+        total, coarse = sum(clipped), sum(coded)
+        if coarse == 0:
+            continue
+        divergence = 0.0
+        for true, code in zip(clipped, coded, strict=True):
+            if true > 0:
+                share = true / total
+                divergence += share * np.log(share / max(code / coarse, 1e-12))
+        if divergence < least:
+            best, least = kept, divergence
+    return absmax * best / BINS
+
+
+@pytest.mark.parametrize("kind", ["laplace", "gelu", "one of 60"])
+def test_entropy_is_the_published_recipe(kind: str) -> None:
+    statistics = statistics_of(samples(kind))
+    expected = slow_entropy_clip(statistics.histogram.tolist(), statistics.absmax)
+    found = 127 * activation_scale(statistics, "entropy")
+    assert found == pytest.approx(expected, rel=1e-6)
+    assert expected < 0.96 * statistics.absmax, "nothing is clipped: absmax would pass as well"
+
+
+def test_entropy_keeps_what_128_steps_hold_exactly() -> None:
+    """A uniform distribution loses nothing in 128 magnitudes, and all that is clipped."""
+    counts = np.full(BINS, 10, np.int64)
+    scale = activation_scale(ActivationStatistics(1.0, counts), "entropy")
+    assert scale * 127 == pytest.approx(1.0, rel=1e-6)
+
+
+def test_each_method_has_a_scale_of_its_own() -> None:
+    """Four names for one clip would make a choice among them void."""
+    found = candidate_scales(statistics_of(samples("heavy")), INT8)
+    assert set(found) == set(METHODS)
+    assert len({round(scale, 9) for scale in found.values()}) == 4
+    for method, scale in found.items():
+        assert scale == activation_scale(statistics_of(samples("heavy")), method)
 
 
 def test_an_unknown_method_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,13 @@ from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.plan import plan
 from vitdeploy.calibration.statistics import (
     BINS,
+    SEARCH_IMAGES,
     ActivationStatistics,
     channel_maxima,
     histogram_of,
     histograms,
+    sampled_rows,
+    search_images,
 )
 from vitdeploy.errors import CalibrationError
 from vitdeploy.images import decode
@@ -88,6 +92,85 @@ def test_statistics_equal_all_activations_at_once(
         gap = np.abs(np.cumsum(ours.histogram) - np.cumsum(expected)).max()
         assert gap <= 2e-3 * values.size
         assert ours.histogram[-1] >= 1
+
+
+def test_channel_maxima_are_those_of_all_activations_at_once(
+    source: SourceModel, model: OnnxModel, graph: ir.Model, calibration: CalibrationSet
+) -> None:
+    chosen = plan(graph)
+    found = channel_maxima(graph, model.description, chosen.activations, calibration)
+    truth = inputs_of_linears(source, pixels_of(calibration, source))
+    for linear in chosen.linear:
+        values = np.abs(truth[linear.name.split("/")[0]])
+        largest = values.reshape(-1, values.shape[-1]).max(axis=0)
+        assert found[linear.activation].shape == largest.shape
+        np.testing.assert_allclose(found[linear.activation], largest, rtol=1e-4, atol=1e-5)
+        # Mutation: maxima of half the images are others.
+        half = values[: len(values) // 2].reshape(-1, values.shape[-1]).max(axis=0)
+        assert np.abs(half - largest).max() > 1e-3
+
+
+def test_rows_are_rows_of_the_search_images(
+    source: SourceModel, model: OnnxModel, graph: ir.Model, calibration: CalibrationSet
+) -> None:
+    """Each is what PyTorch's layer was given for some token of that image."""
+    chosen = plan(graph)
+    found = sampled_rows(graph, model.description, chosen.activations, calibration)
+    searched = search_images(calibration)
+    truth = inputs_of_linears(source, pixels_of(searched, source))
+    for linear in chosen.linear:
+        values = truth[linear.name.split("/")[0]]
+        tokens = values.reshape(len(searched), -1, values.shape[-1])
+        rows = found[linear.activation]
+        assert rows.shape == (
+            len(searched),
+            min(tokens.shape[1], statistics._ROWS_AN_IMAGE),
+            tokens.shape[-1],
+        )
+        for image in range(len(searched)):
+            gaps = np.abs(rows[image][:, None] - tokens[image][None]).max(axis=-1)
+            assert gaps.min(axis=1).max() <= 1e-4 * np.abs(tokens).max()
+        np.testing.assert_allclose(
+            rows[:, 0], tokens[:, 0], atol=1e-4 * np.abs(tokens).max(), rtol=0
+        )
+
+
+def test_rows_of_long_images_are_drawn_once_each(
+    model: OnnxModel, calibration: CalibrationSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of 100 tokens, the first among them; the same in each run, others in each image."""
+    tokens = np.arange(100, dtype=np.float32).reshape(1, 100, 1)
+
+    class Fake:
+        def run_all(self, batch: NDArray[np.float32]) -> list[NDArray]:
+            assert len(batch) == 1
+            return [tokens]
+
+    monkeypatch.setattr(statistics, "_session_with_outputs", lambda *_args, **_kw: Fake())
+    graph = ir.Model(ir.Graph((), (), nodes=(), opset_imports={"": 20}), ir_version=10)
+    runs = [sampled_rows(graph, model.description, ["x"], calibration)["x"] for _ in range(2)]
+    np.testing.assert_array_equal(*runs)
+    rows = runs[0][..., 0]
+    count = statistics._ROWS_AN_IMAGE
+    assert rows.shape == (20, count)
+    for image in rows:
+        assert image[0] == 0
+        assert len(set(image)) == count
+    assert len({tuple(image) for image in rows}) == 20
+    assert len(set(rows.reshape(-1))) > 80, "some tokens are never looked at"
+
+
+def test_searches_look_at_few_images_whatever_their_order(calibration: CalibrationSet) -> None:
+    few = search_images(calibration)
+    assert len(few) == min(len(calibration), SEARCH_IMAGES)
+    backwards = replace(
+        calibration,
+        images=calibration.images.take(range(len(calibration))[::-1]),
+        digests=calibration.digests[::-1],
+    )
+    again = search_images(backwards)
+    assert again.digests == few.digests
+    assert [item.path for item in again.images.items] == [item.path for item in few.images.items]
 
 
 def test_the_batch_size_changes_nothing(
