@@ -6,7 +6,7 @@ import contextlib
 import io
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tiny_vits import smooth_inputs
 from torch import nn
 from transformers import ViTConfig, ViTForImageClassification, ViTModel
 
+from vitdeploy.export.adopting.adopt import AdoptOptions, PreprocessingFlags
 from vitdeploy.preprocessing import Size
 
 SIZE: Size = (32, 48)
@@ -30,6 +31,9 @@ SIZE: Size = (32, 48)
 
 SMALL: dict[str, Any] = {"depth": 2, "embed_dim": 48, "num_heads": 3}
 CLASSES = 7
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
+FLAGS = AdoptOptions(preprocessing=PreprocessingFlags(mean=MEAN, std=STD))
+"""What preprocessing nobody else tells."""
 
 
 @dataclass(frozen=True)
@@ -191,3 +195,11 @@ def checked(model: ir.Model) -> ir.Model:
     """The model, valid by onnx's own rules."""
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     return model
+
+
+def changed(path: Path, change: Callable[[onnx.ModelProto], None], folder: Path) -> Path:
+    proto = onnx.load(path)
+    change(proto)
+    target = folder / "changed.onnx"
+    onnx.save(proto, target)
+    return target

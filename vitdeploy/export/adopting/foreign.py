@@ -58,6 +58,9 @@ def read_foreign(path: Path, *, output: str | None = None) -> Foreign:
             hint=f"use it as it is: `vitdeploy build-engine {path}`",
         )
     model = files.load(path)
+    imports = model.graph.opset_imports
+    if "ai.onnx" in imports:  # the long name of the same domain
+        imports[""] = imports.pop("ai.onnx")
     InlinePass()(model)
     image = _image_input(model, path)
     _require_float32(model, path)

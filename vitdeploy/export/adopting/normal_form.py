@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 from onnx_ir.passes import common
-from onnxscript.rewriter import RewriteRuleSet, rewrite
+from onnxscript.rewriter import RewriteRuleSet
 from onnxscript.rewriter.rules import common as rules
 
 from vitdeploy.export.passes.expanded_constants import without_expanded_constants
@@ -61,7 +61,7 @@ def normal_form(model: ir.Model, *, opset: int) -> ir.Model:
     ):
         one(model)
         common.RemoveUnusedNodesPass()(model)
-    rewrite(model, _TIDY)
+    _TIDY.apply_to_model(model)
     _folded(model)
     common.RemoveUnusedOpsetsPass()(model)
     common.NameFixPass()(model)
