@@ -18,7 +18,7 @@ from vitdeploy.calibration.statistics import ActivationStatistics, histogram_of
 
 Array = NDArray[np.float32]
 
-ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """How much of a channel's range moves into the weight: SmoothQuant's exponent."""
 
 _LEAST_GAIN = 0.98
@@ -86,7 +86,9 @@ def bias_correction(rows: Array, weight: Array, scale: float, grid: Grid) -> Arr
     lessen the squared error of the other: on a layer that is answered badly it would do harm.
     """
     rounded = rounded_weight(weight, grid)
-    lost = rows @ weight - grid.rounded(rows, scale) @ rounded
+    flat = rows.reshape(-1, rows.shape[-1])  # one product: of many small ones each packs W anew
+    lost = flat @ weight - grid.rounded(flat, scale) @ rounded
+    lost = lost.reshape(*rows.shape[:-1], -1)
     halves = lost[0::2], lost[1::2]
     if min(len(half) for half in halves) == 0:
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import onnx_ir as ir
@@ -21,15 +22,19 @@ BINS = 8192
 SEARCH_IMAGES = 32
 """Images whose activations are looked at in full by searches (alpha, ranges, bias)."""
 
-_ROWS_AN_IMAGE = 32
+_ROWS_AN_IMAGE = 16
+_ROWS_COUNTED = 64
 _BATCH = 8
+_EXTREMES = ("ReduceMax", "ReduceMin")
+_What = Literal["whole", "thinned", "extremes"]
 
 
 @dataclass(frozen=True)
 class ActivationStatistics:
     """Absolute values of one tensor over all images.
 
-    `histogram` counts them in `BINS` equal bins over [0, absmax].
+    `absmax` is of all of them; `histogram` counts those of at most 64 rows (tokens) of each
+    matrix, evenly spaced from the first, in `BINS` equal bins over [0, absmax].
     """
 
     absmax: float
@@ -52,11 +57,13 @@ def channel_maxima(
 
     Raises CalibrationError where an activation is not finite.
     """
-    session = _session_with_outputs(model, tensors, reduce=True)
+    session = _session_with_outputs(model, tensors, "extremes")
     largest: dict[str, NDArray[np.float32]] = {}
     for batch in _batches(description, calibration, "calibrating: magnitudes", progress):
         answers = session.run_all(batch)
-        for name, found, total in zip(tensors, answers[0::2], answers[1::2], strict=True):
+        for index, name in enumerate(tensors):
+            high, low, total = answers[3 * index : 3 * index + 3]
+            found = np.maximum(high, -low)
             # ONNX Runtime's ReduceMax passes over NaN (measured, 1.32); a sum never does.
             if not (np.isfinite(found).all() and np.isfinite(total)):
                 raise CalibrationError(
@@ -76,7 +83,7 @@ def histograms(
     progress: Progress = SILENT,
 ) -> dict[str, ActivationStatistics]:
     """How each tensor of `absmax` is distributed over [0, its absmax]."""
-    session = _session_with_outputs(model, list(absmax), reduce=False)
+    session = _session_with_outputs(model, list(absmax), "thinned")
     counts = {name: np.zeros(BINS, dtype=np.int64) for name in absmax}
     for batch in _batches(description, calibration, "calibrating: histograms", progress):
         for name, values in zip(absmax, session.run_all(batch), strict=True):
@@ -94,10 +101,10 @@ def sampled_rows(
 ) -> dict[str, NDArray[np.float32]]:
     """(images, rows, channels) for each tensor: rows of it on the `search_images`.
 
-    Of each image at most 32 rows (tokens) are kept: the first, where class
+    Of each image at most 16 rows (tokens) are kept: the first, where class
     tokens stand, and others drawn with the calibration set's seed.
     """
-    session = _session_with_outputs(model, tensors, reduce=False)
+    session = _session_with_outputs(model, tensors, "whole")
     generator = np.random.default_rng(calibration.seed)
     kept: dict[str, list[NDArray[np.float32]]] = {name: [] for name in tensors}
     few = search_images(calibration)
@@ -108,10 +115,13 @@ def sampled_rows(
     return {name: np.stack(rows) for name, rows in kept.items()}
 
 
-def search_images(calibration: CalibrationSet) -> CalibrationSet:
-    """At most `SEARCH_IMAGES` of the set, the same whatever its order."""
+def search_images(calibration: CalibrationSet, *, others: bool = False) -> CalibrationSet:
+    """At most `SEARCH_IMAGES` of the set, the same whatever its order; `others` than those.
+
+    Of a set too small for both, the two overlap.
+    """
     chosen = sorted(range(len(calibration)), key=lambda index: calibration.digests[index])
-    chosen = chosen[:SEARCH_IMAGES]
+    chosen = chosen[-SEARCH_IMAGES:] if others else chosen[:SEARCH_IMAGES]
     digests = tuple(calibration.digests[index] for index in chosen)
     return replace(calibration, images=calibration.images.take(chosen), digests=digests)
 
@@ -152,44 +162,63 @@ def _batches(
             task.advance(len(batch))
 
 
-def _session_with_outputs(model: ir.Model, tensors: Sequence[str], *, reduce: bool) -> GraphSession:
-    """A session on the graph that answers `tensors` alone.
-
-    With `reduce`, two stand for each: the largest magnitude of each channel,
-    (channels,), and the sum of all magnitudes.
-    """
+def _session_with_outputs(model: ir.Model, tensors: Sequence[str], what: _What) -> GraphSession:
+    """A session on the graph that answers `tensors` alone: whole, thinned to at most
+    `_ROWS_COUNTED` rows of each matrix, or as the three numbers of `_extremes`."""
     observed = model.clone()
     graph = observed.graph
     values = {value.name: value for node in graph for value in node.outputs}
     outputs: list[ir.Value] = []
     for index, name in enumerate(tensors):
-        outputs += _magnitudes(graph, values[name], index) if reduce else [values[name]]
+        if what == "extremes":
+            outputs += _extremes(graph, values[name], f"observer_{index}")
+        elif what == "thinned":
+            outputs.append(_thinned(graph, values[name], f"observer_{index}"))
+        else:
+            outputs.append(values[name])
     graph.outputs[:] = outputs
     return GraphSession(files.runnable(observed))
 
 
-def _magnitudes(graph: ir.Graph, value: ir.Value, index: int) -> list[ir.Value]:
-    """The largest of |value| for each channel, and the sum of |value|."""
-    name = f"observer_{index}"
+def _extremes(graph: ir.Graph, value: ir.Value, name: str) -> list[ir.Value]:
+    """Of each channel the largest and the smallest number, and the sum of all numbers."""
     if value.shape is None:
         raise CalibrationError(
             f"the shape of {value.name} is unknown", hint="export the model again"
         )
-    absolute = ir.node("Abs", [value], name=f"{name}/Abs")
-    total = ir.node("ReduceSum", absolute.outputs, {"keepdims": 0}, name=f"{name}/ReduceSum")
     over = list(range(len(value.shape) - 1))
+    inputs, attributes = [value], {"keepdims": 0, "axes": over}
     if graph.opset_imports.get("", 20) >= 18:
-        axes = ir.Value(name=f"{name}/axes", const_value=ir.Tensor(np.array(over, dtype=np.int64)))
-        axes.dtype, axes.shape = ir.DataType.INT64, ir.Shape([len(over)])
-        graph.register_initializer(axes)
-        inputs, attributes = [absolute.outputs[0], axes], {"keepdims": 0}
-    else:
-        inputs, attributes = [absolute.outputs[0]], {"keepdims": 0, "axes": over}
-    largest = ir.node("ReduceMax", inputs, attributes, name=f"{name}/ReduceMax")
-    for node in (absolute, largest, total):
+        inputs, attributes = [value, _integers(graph, f"{name}/axes", over)], {"keepdims": 0}
+    nodes = [ir.node(op, inputs, attributes, name=f"{name}/{op}") for op in _EXTREMES]
+    nodes.append(ir.node("ReduceSum", [value], {"keepdims": 0}, name=f"{name}/ReduceSum"))
+    for node in nodes:
         node.outputs[0].name = f"{node.name}_out"
         node.outputs[0].dtype = ir.DataType.FLOAT
+        node.outputs[0].shape = ir.Shape([value.shape[-1]] if node.op_type in _EXTREMES else [])
         graph.append(node)
-    largest.outputs[0].shape = ir.Shape([value.shape[-1]])
-    total.outputs[0].shape = ir.Shape([])
-    return [largest.outputs[0], total.outputs[0]]
+    return [node.outputs[0] for node in nodes]
+
+
+def _thinned(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
+    """Evenly spaced rows, the first among them; the value itself where it has few."""
+    shape = value.shape
+    rows = shape[-2] if shape is not None and len(shape) > 2 else 0
+    if shape is None or not isinstance(rows, int) or rows <= _ROWS_COUNTED:
+        return value
+    limits = (0, rows, len(shape) - 2, -(-rows // _ROWS_COUNTED))
+    settings = [
+        _integers(graph, f"{name}/{what}", [number])
+        for what, number in zip(("start", "end", "axis", "step"), limits, strict=True)
+    ]
+    node = ir.node("Slice", [value, *settings], name=f"{name}/Slice")
+    node.outputs[0].name, node.outputs[0].dtype = f"{node.name}_out", ir.DataType.FLOAT
+    graph.append(node)
+    return node.outputs[0]
+
+
+def _integers(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:
+    value = ir.Value(name=name, const_value=ir.Tensor(np.array(numbers, dtype=np.int64), name=name))
+    value.dtype, value.shape = ir.DataType.INT64, ir.Shape([len(numbers)])
+    graph.register_initializer(value)
+    return value

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from vitdeploy.calibration.answers import answers, error_between, inputs_of
 from vitdeploy.calibration.folds import apply_fold, find_folds
 from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import Grid
@@ -16,8 +17,8 @@ from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.calibration.qdq import add_to_bias, insert_qdq
 from vitdeploy.calibration.ranges import RangeMethod, activation_scale, candidate_scales
 from vitdeploy.calibration.search import best_fold, best_range, bias_correction
+from vitdeploy.calibration.statistics import search_images
 from vitdeploy.graph import files
-from vitdeploy.images import batches
 
 Array = NDArray[np.float32]
 
@@ -94,7 +95,11 @@ class Tuning:
                 task.advance()
 
     def correct_biases(self) -> None:
-        """Find what each layer loses on average, to be added to its bias."""
+        """Find what each layer loses on average, to be added to its bias.
+
+        All corrections are dropped where the model as a whole answers no better with them, on
+        images that they were not found on: errors of layers may have cancelled.
+        """
         layers = [layer for layer in self.plan.linear if layer.bias]
         with self.gathering.progress.task("searching: biases", len(layers)) as task:
             for layer in layers:
@@ -104,6 +109,18 @@ class Tuning:
                 if shift is not None:
                     self.shifts[layer.name] = shift
                 task.advance()
+        if self.shifts and not self._shifts_help():
+            self.shifts.clear()
+
+    def _shifts_help(self) -> bool:
+        others = search_images(self.gathering.calibration, others=True).images
+        inputs = inputs_of(others, self.gathering.model.description)
+        exact = answers(self.graph, inputs)
+        shifted = error_between(exact, answers(self.quantized(), inputs))
+        held, self.shifts = self.shifts, {}
+        plain = error_between(exact, answers(self.quantized(), inputs))
+        self.shifts = held
+        return shifted < plain
 
     def quantized(self, part: QuantizationPlan | None = None) -> ir.Model:
         """A new graph with all of the plan quantized, or with a part of it alone."""
@@ -120,16 +137,8 @@ class Tuning:
         return np.concatenate([weight_of(self.graph, layer) for layer in layers], axis=1)
 
     def _one_image(self) -> NDArray:
-        description = self.gathering.model.description
-        return next(
-            batches(
-                self.gathering.calibration.images.take([0]),
-                description.source.preprocessing,
-                description.resolution,
-                1,
-                as_bytes=description.input_format == "uint8-nhwc",
-            )
-        )
+        first = self.gathering.calibration.images.take([0])
+        return inputs_of(first, self.gathering.model.description)[0]
 
 
 def _flat(rows: Array) -> Array:
