@@ -7,7 +7,12 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from vitdeploy.calibration.attention import Attention, ProductNode, attentions, is_product
+from vitdeploy.calibration.attention import (
+    AttentionProducts,
+    ProductNode,
+    attention_products,
+    is_product,
+)
 from vitdeploy.calibration.grids import INT8, Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes
 from vitdeploy.errors import CalibrationError
@@ -95,7 +100,7 @@ def plan(
             "the graph is quantized already", hint="give the fp32 graph that export wrote"
         )
     linear = list(linear_nodes(model))
-    found = list(attentions(model))
+    found = list(attention_products(model))
     products = [product for attention in found for product in (attention.scores, attention.mix)]
     unknown = set(policy.keep) - {node.name for node in [*linear, *products]}
     if unknown:
@@ -121,7 +126,7 @@ def plan(
 
 
 def _float_attention(
-    found: Sequence[Attention], policy: Policy, targets: Sequence[Target], runtime: str
+    found: Sequence[AttentionProducts], policy: Policy, targets: Sequence[Target], runtime: str
 ) -> Iterator[tuple[str, str]]:
     """The attention products that stay in float, with the reason."""
     for attention in found:
@@ -137,7 +142,7 @@ def _float_attention(
 
 
 def _why_not_fused(
-    attention: Attention, grid: Grid, targets: Sequence[Target], runtime: str
+    attention: AttentionProducts, grid: Grid, targets: Sequence[Target], runtime: str
 ) -> str:
     for target in targets:
         reason = target.why_attention_is_float(

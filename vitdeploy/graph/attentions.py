@@ -155,12 +155,6 @@ def _linear_behind(value: ir.Value) -> ir.Node | None:
     return None
 
 
-def _is_over_last_axis(node: ir.Node) -> bool:
-    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else -1
-    shape = node.outputs[0].shape
-    return axis == -1 or (shape is not None and axis == len(shape) - 1)
-
-
 def _is_of_keys(product: ir.Node) -> bool:
     """Keys are computed; queries may be learned, and then they are constants with their heads."""
     keys = product.inputs[1]
