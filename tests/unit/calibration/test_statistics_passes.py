@@ -160,6 +160,32 @@ def test_rows_of_long_images_are_drawn_once_each(
     assert len(set(rows.reshape(-1))) > 80, "some tokens are never looked at"
 
 
+MANY_ROWS = """
+<ir_version: 9, opset_import: ["" : 20]>
+rows (float[n, 3, 32, 48] pixels) => (float[n, 96, 48] logits)
+<int64[3] shape = {0, 96, 48}>
+{
+    rows = Reshape (pixels, shape)
+    logits = Neg (rows)
+}
+"""
+
+
+def test_of_many_rows_some_are_counted_and_all_looked_at(
+    source: SourceModel, model: OnnxModel, calibration: CalibrationSet
+) -> None:
+    """96 rows an image: the histogram counts every second one, absmax is of all."""
+    graph = ir.from_proto(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(MANY_ROWS)))
+    found = collected(graph, model, ["rows"], calibration)["rows"]
+    rows = np.abs(pixels_of(calibration, source)).reshape(-1, 96, 48)
+    maxima = channel_maxima(graph, model.description, ["rows"], calibration)["rows"]
+    np.testing.assert_allclose(maxima, rows.max(axis=(0, 1)), rtol=1e-6)
+    assert found.absmax == pytest.approx(rows.max(), rel=1e-6)
+    expected = histogram_of(rows[:, ::2], found.absmax)
+    np.testing.assert_array_equal(found.histogram, expected)
+    assert found.count == rows.size // 2
+
+
 def test_searches_look_at_few_images_whatever_their_order(calibration: CalibrationSet) -> None:
     few = search_images(calibration)
     assert len(few) == min(len(calibration), SEARCH_IMAGES)
