@@ -13,7 +13,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
+from vitdeploy.artifacts.onnx_model import (
+    FallbackStep,
+    ModelDescription,
+    Quantization,
+    Verification,
+)
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
 from vitdeploy.benchmarks.report.html import PLOTS_LEFT_OUT, to_html
@@ -275,3 +280,30 @@ def test_without_matplotlib_the_page_says_so(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_thumbnail_must_be_embedded() -> None:
     with pytest.raises(InputError, match="not embedded"):
         Flip("a", "b.png", "http://example.org/b.png", None, "cat", "dog")
+
+
+def searched() -> Report:
+    """Of an engine that needed two nodes back in float."""
+    steps = (
+        FallbackStep(0, 1000, 0.951, 1.93, 2.87, "fail", 212.4),
+        FallbackStep(1, 1000, 0.982, 0.61, 1.12, "fail", 208.0),
+        FallbackStep(2, 1000, 0.996, 0.04, 0.21, "pass", 203.9),
+        FallbackStep(2, 1000, 0.995, 0.08, 0.27, "pass", 205.1, held_out=True),
+    )
+    found = report(row("ONNX Runtime", "int8-fp32", 1.0, accuracy(2, 1)))
+    assert found.quantization is not None
+    return replace(found, quantization=replace(found.quantization, fallback=steps))
+
+
+def test_the_search_for_layers_in_float_is_a_table_and_a_plot() -> None:
+    page, text = to_html(searched()), to_markdown(searched())
+    for shown in (
+        "+1.93 (&lt;= 2.87) points",
+        "1000 (held out)",
+        "212.4",
+        "Layers taken back to float",
+    ):
+        assert shown in page
+    assert "| 2 | 1000 (held out) | 99.50 % | +0.08 (&lt;= 0.27) points | 205.1 | pass |" in text
+    assert page.count("<svg") == to_html(report(*searched().rows)).count("<svg") + 1
+    assert "Layers taken back to float" not in to_html(report(*searched().rows))

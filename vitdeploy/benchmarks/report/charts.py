@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from vitdeploy.artifacts.onnx_model import FallbackStep
 from vitdeploy.benchmarks.accuracy import MAX_DISAGREEMENT
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.throughput import Measurement
@@ -71,6 +72,49 @@ def latency_svg(measurements: Sequence[Measurement]) -> str | None:
     Answers an SVG element without prolog, dates and links; None where
     matplotlib is not installed. The same samples give the same text.
     """
+    height = 0.9 + 0.42 * len(measurements)
+
+    def draw(axes: Any) -> None:
+        for position, measured in enumerate(measurements):
+            times = [sample / measured.batch for sample in measured.samples_ms]
+            axes.plot(times, [position] * len(times), "o", color=_MARKS, alpha=0.35, ms=6, mew=0)
+            axes.plot([measured.ms_per_image()], [position], "|", color=_INK, ms=18, mew=2)
+        axes.set_yticks(range(len(measurements)), [shortened(m.name) for m in measurements])
+        axes.set_ylim(len(measurements) - 0.5, -0.5)
+        slowest = max(max(m.samples_ms) / m.batch for m in measurements)
+        axes.set_xlim(0, 1.05 * slowest)
+        axes.set_xlabel("ms per image")
+        axes.grid(axis="x", alpha=0.2)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.tick_params(left=False)
+
+    return _drawn(draw, height)
+
+
+def fallback_svg(steps: Sequence[FallbackStep]) -> str | None:
+    """Drop against the nodes taken back to float, its upper bound as a bar; the throughput
+    beside each point. What was measured on held-out images is a cross. None as `latency_svg`."""
+
+    def draw(axes: Any) -> None:
+        for step in steps:
+            drop, upper = step.drop_points or 0.0, step.drop_upper_points or 0.0
+            axes.plot([step.kept, step.kept], [drop, upper], "-", color=_MARKS, lw=2, alpha=0.6)
+            mark = "x" if step.held_out else "o"
+            axes.plot([step.kept], [drop], mark, color=_INK if step.held_out else _MARKS, ms=7)
+            beside = {"textcoords": "offset points", "xytext": (8, -3)}
+            axes.annotate(f"{step.images_per_second:.0f}/s", (step.kept, drop), **beside)
+        axes.axhline(0, color=_INK, lw=0.8, alpha=0.4)
+        axes.margins(x=0.15)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlabel("nodes back in float")
+        axes.set_ylabel("drop, points")
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+
+    return _drawn(draw, 2.6)
+
+
+def _drawn(draw: Callable[[Any], None], height: float) -> str | None:
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -86,20 +130,8 @@ def latency_svg(measurements: Sequence[Measurement]) -> str | None:
         **dict.fromkeys(("axes.edgecolor", "axes.labelcolor"), _INK),
     }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(7, 0.9 + 0.42 * len(measurements)), layout="constrained")
-        axes = figure.add_subplot()
-        for position, measured in enumerate(measurements):
-            times = [sample / measured.batch for sample in measured.samples_ms]
-            axes.plot(times, [position] * len(times), "o", color=_MARKS, alpha=0.35, ms=6, mew=0)
-            axes.plot([measured.ms_per_image()], [position], "|", color=_INK, ms=18, mew=2)
-        axes.set_yticks(range(len(measurements)), [shortened(m.name) for m in measurements])
-        axes.set_ylim(len(measurements) - 0.5, -0.5)
-        slowest = max(max(m.samples_ms) / m.batch for m in measurements)
-        axes.set_xlim(0, 1.05 * slowest)
-        axes.set_xlabel("ms per image")
-        axes.grid(axis="x", alpha=0.2)
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(left=False)
+        figure = Figure(figsize=(7, height), layout="constrained")
+        draw(figure.add_subplot())
         buffer = io.StringIO()
         nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)

@@ -8,8 +8,13 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
-from vitdeploy.benchmarks.report.charts import BAR_WIDTH, interval_bars, latency_svg
-from vitdeploy.benchmarks.report.markdown import comparison_facts, provenance, table_rows
+from vitdeploy.benchmarks.report.charts import BAR_WIDTH, fallback_svg, interval_bars, latency_svg
+from vitdeploy.benchmarks.report.markdown import (
+    comparison_facts,
+    fallback_rows,
+    provenance,
+    table_rows,
+)
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 
 PLOTS_LEFT_OUT = "Plots were left out: install matplotlib with pip install 'vitdeploy[report]'."
@@ -41,6 +46,8 @@ def to_html(report: Report) -> str:
         bars=interval_bars(report),
         bar_width=BAR_WIDTH,
         plots=plots or [],
+        fallback=fallback_rows(report),
+        fallback_plot=_fallback_plot(report),
         plots_left_out=PLOTS_LEFT_OUT if plots is None else "",
         facts=comparison_facts(report),
         provenance=provenance(report),
@@ -55,10 +62,20 @@ def _plots(report: Report) -> list[_Plot] | None:
         svg = latency_svg([m for m in measured if m.batch == batch])
         if svg is None:
             return None
-        label = escape(f"Latency of each engine in ms per image at batch {batch}; see the table")
-        marked = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-        plots.append(_Plot(batch, Markup(marked)))
+        label = f"Latency of each engine in ms per image at batch {batch}; see the table"
+        plots.append(_Plot(batch, _labelled(svg, label)))
     return plots
+
+
+def _fallback_plot(report: Report) -> Markup:
+    """Nothing where no layer was searched for, or where there is nothing to draw with."""
+    steps = () if report.quantization is None else report.quantization.fallback
+    svg = fallback_svg(steps) if steps else None
+    return Markup() if svg is None else _labelled(svg, "Drop against nodes in float; see the table")
+
+
+def _labelled(svg: str, label: str) -> Markup:
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
 def _row_tone(row: ReportRow) -> str:

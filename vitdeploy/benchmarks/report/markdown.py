@@ -77,9 +77,36 @@ def to_markdown(report: Report) -> str:
             "",
             *(f"- {_escape(node)}: {_escape(why)}" for node, why in plan.kept.items()),
         ]
+        curve = fallback_rows(report)
+        if curve:
+            lines += ["", "### Layers taken back to float", "", _line(curve[0])]
+            lines += [_line(["---"] * len(curve[0])), *(_line(_escaped(row)) for row in curve[1:])]
     lines += ["", "## Environment and provenance", ""]
     lines += [f"- {_escape(name)}: {_escape(value)}" for name, value in provenance(report)]
     return "\n".join(lines) + "\n"
+
+
+def fallback_rows(report: Report) -> list[list[str]]:
+    """Header and rows of the search for layers that had to stay in float; empty without one."""
+    steps = () if report.quantization is None else report.quantization.fallback
+    if not steps:
+        return []
+    rows = [["Nodes in float", "Images", "Agreement", "Drop (95 % bound)", "Images/s", "Verdict"]]
+    for step in steps:
+        drop = wording.NOTHING if step.drop_points is None else f"{step.drop_points:+.2f}"
+        upper = "" if step.drop_upper_points is None else f" (<= {step.drop_upper_points:.2f})"
+        which = "held out" if step.held_out else "choosing"
+        rows.append(
+            [
+                str(step.kept),
+                f"{step.images} ({which})",
+                f"{100 * step.agreement:.2f} %",
+                f"{drop}{upper} points",
+                f"{step.images_per_second:.1f}",
+                step.verdict,
+            ]
+        )
+    return rows
 
 
 def comparison_facts(report: Report) -> list[tuple[str, str]]:
