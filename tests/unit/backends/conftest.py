@@ -43,7 +43,7 @@ def int8_model(fp32_model: OnnxModel, folder: Path) -> OnnxModel:
     graph = files.load(fp32_model)
     chosen = plan(graph)
     pixels = np.random.default_rng(0).normal(size=(8, 3, *SIZE)).astype(np.float32)
-    observed = _session_with_outputs(graph, chosen.activations, reduce=False).run_all(pixels)
+    observed = _session_with_outputs(graph, chosen.activations, "whole").run_all(pixels)
     scales = {
         name: float(np.abs(values).max()) / 127
         for name, values in zip(chosen.activations, observed, strict=True)

@@ -63,7 +63,7 @@ def test_exported_graphs_can_be_quantized(kind: str, tmp_path: Path) -> None:
     graph = files.load(export(source, ExportOptions(resolution=resolution), tmp_path))
     chosen = plan(graph)
     inputs = smooth_inputs(2, resolution)
-    observed = _session_with_outputs(graph, chosen.activations, reduce=False).run_all(inputs)
+    observed = _session_with_outputs(graph, chosen.activations, "whole").run_all(inputs)
     scales = {
         tensor: float(np.abs(values).max()) / 127
         for tensor, values in zip(chosen.activations, observed, strict=True)
