@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from vitdeploy.artifacts.onnx_model import OnnxModel, load_proto
 from vitdeploy.graph.attentions import attention_at
+from vitdeploy.graph.shapes import Shape, concrete_shapes
+from vitdeploy.graph.skeleton import skeleton_of
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,14 @@ class AttentionProducts:
     tokens: int
 
 
-def attention_products(model: ir.Model) -> Iterator[AttentionProducts]:
-    """Every attention of two MatMuls, in graph order; a single operator is left as it is."""
+def attention_products(
+    model: ir.Model, largest: Mapping[str, Shape] | None = None
+) -> Iterator[AttentionProducts]:
+    """Every attention of two MatMuls, in graph order; a single operator is left as it is.
+
+    `largest` holds shapes by value (see `largest_shapes`); without them the graph's own are taken.
+    """
+    largest = largest or {}
     nodes = {node.name: node for node in model.graph}
     for node in model.graph:
         found = attention_at(node)
@@ -37,9 +46,27 @@ def attention_products(model: ir.Model) -> Iterator[AttentionProducts]:
             continue
         scores, mix = nodes[found.scores], nodes[found.values]
         if is_product(scores) and is_product(mix):
-            yield AttentionProducts(
-                _product(scores), _product(mix), found.head_size or 0, found.tokens or 0
-            )
+            left, right = _product(scores), _product(mix)
+            shape, queries = largest.get(_answer(scores), ()), largest.get(left.factors[0], ())
+            tokens = shape[-1] if shape else found.tokens or 0
+            head_size = queries[-1] if queries else found.head_size or 0
+            yield AttentionProducts(left, right, head_size, tokens)
+
+
+def largest_shapes(model: OnnxModel) -> Mapping[str, Shape]:
+    """What is known of the values' shapes at the largest size that a graph takes, one image.
+
+    A graph for 224 to 512 pixels at patch 16 has 197 to 1,025 tokens: the shapes
+    hold 1,025. Empty where the graph contradicts itself.
+    """
+    description = model.description
+    sizes = description.resolution_range
+    height, width = description.resolution if sizes is None else sizes.high
+    shape = 1, description.source.in_chans, height, width
+    if description.input_format == "uint8-nhwc":
+        shape = 1, height, width, description.source.in_chans
+    skeleton = skeleton_of(load_proto(model.path), model.path.parent)
+    return concrete_shapes(skeleton, {description.input_name: shape}).shapes
 
 
 def is_product(node: ir.Node) -> bool:
@@ -54,3 +81,7 @@ def _product(node: ir.Node) -> ProductNode:
     assert left is not None
     assert right is not None
     return ProductNode(str(node.name), (str(left.name), str(right.name)))
+
+
+def _answer(node: ir.Node) -> str:
+    return str(node.outputs[0].name)

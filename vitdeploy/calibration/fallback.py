@@ -14,13 +14,14 @@ from vitdeploy.artifacts.onnx_model import FallbackStep, ModelDescription
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
 from vitdeploy.benchmarks.evaluation import logits_of, require_classes, require_disjoint
+from vitdeploy.benchmarks.statistics import tango_upper
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.calibration.sensitivity import Sensitivity, sensitivities
 from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.errors import GateFailedError, InconclusiveError, InputError
 from vitdeploy.graph import files
 from vitdeploy.graph.files import RunnableGraph
-from vitdeploy.images import ImageSet
+from vitdeploy.images import ImageSet, image_digest
 from vitdeploy.progress import Progress
 
 MINIMUM = 64
@@ -68,15 +69,15 @@ def find_fallback(
         steps.append(step)
         progress.note(_in_words(step))
         # Where even the drop seen is too large, more images would not help: more layers may.
-        if found.verdict == "inconclusive" and found.images_needed is not None:
+        if found is not None and found.verdict == "inconclusive" and found.images_needed:
             raise _inconclusive(found, max_drop_points)
-        if found.verdict == "pass":
+        if step.verdict == "pass":
             reported, final = reporting.judged(part)
             steps.append(replace(reported, held_out=True))
             progress.note(_in_words(steps[-1]))
-            if final.verdict == "inconclusive":
+            if final is not None and final.verdict == "inconclusive":
                 raise _inconclusive(final, max_drop_points)
-            if final.verdict == "pass":
+            if reported.verdict == "pass":
                 return Fallback(part, tuple(steps))
             raise _failed(steps, max_drop_points)
     raise _failed(steps, max_drop_points)
@@ -95,13 +96,19 @@ class _Judge:
         self._exact, _ = self._answers(files.runnable(tuning.graph), "fp32")
         labels = images.label_indices() if images.is_labelled else self._exact.argmax(axis=1)
         self._labels: NDArray[np.int64] = np.asarray(labels, dtype=np.int64)
+        # A float model that nothing can be judged by is told of before anything is searched.
+        compare(self._exact, self._exact, self._labels)
 
-    def judged(self, part: QuantizationPlan) -> tuple[FallbackStep, AccuracyComparison]:
+    def judged(self, part: QuantizationPlan) -> tuple[FallbackStep, AccuracyComparison | None]:
+        """One point of the curve; no comparison where the graph answers nothing any more."""
         graph = files.runnable(self._tuning.quantized(part))
         answers, rate = self._answers(graph, self._tuning.grid.name)
+        kept = len(self._tuning.plan.quantized) - len(part.quantized)
+        if _has_collapsed(answers):
+            return self._collapsed(kept, answers, rate), None
         found = compare(self._exact, answers, self._labels, max_drop_points=self._max_drop)
         step = FallbackStep(
-            kept=len(self._tuning.plan.quantized) - len(part.quantized),
+            kept=kept,
             images=found.images,
             agreement=found.agreement,
             drop_points=found.drop_points,
@@ -110,6 +117,21 @@ class _Judge:
             images_per_second=rate,
         )
         return step, found
+
+    def _collapsed(self, kept: int, answers: NDArray[np.float32], rate: float) -> FallbackStep:
+        finite = np.isfinite(answers).all(axis=1)
+        source, engine = self._exact.argmax(axis=1), answers.argmax(axis=1)
+        before, after = source == self._labels, finite & (engine == self._labels)
+        lost, gained = int((before & ~after).sum()), int((after & ~before).sum())
+        return FallbackStep(
+            kept=kept,
+            images=len(answers),
+            agreement=float((finite & (source == engine)).mean()),
+            drop_points=100 * (lost - gained) / len(answers),
+            drop_upper_points=100 * tango_upper(lost, gained, len(answers)),
+            verdict="fail",
+            images_per_second=rate,
+        )
 
     def _answers(self, graph: RunnableGraph, name: str) -> tuple[NDArray[np.float32], float]:
         session = _Timed(GraphSession(graph, name=name))
@@ -140,11 +162,20 @@ class _Timed:
         return answers
 
 
+def _has_collapsed(answers: NDArray[np.float32]) -> bool:
+    return not np.isfinite(answers).all() or len(np.unique(answers.argmax(axis=1))) == 1
+
+
 def _halves(images: ImageSet, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Two halves that share no image, nor a copy of one: equal bytes count once."""
+    first: dict[str, int] = {}
+    for index, item in enumerate(images.items):
+        first.setdefault(image_digest(item.path), index)
+    images = images.take(list(first.values()))
     if len(images) < 2 * MINIMUM:
         raise InputError(
-            f"{len(images)} evaluation images are too few to choose layers on one half and "
-            "report on the other",
+            f"{len(images)} different evaluation images are too few to choose layers on one half "
+            "and report on the other",
             hint=f"give at least {2 * MINIMUM}; thousands for a small --max-drop",
         )
     order = list(range(len(images)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.benchmarks.evaluation import logits_of
-from vitdeploy.benchmarks.statistics import prediction_entropy
 from vitdeploy.calibration.drawing import draw
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.plan import QuantizationPlan
@@ -24,24 +24,38 @@ from vitdeploy.progress import SILENT, Progress
 
 HELD_OUT = 64
 LEAST_AGREEMENT = 0.90
-"""Share of images with the float graph's top-1; of features, the mean cosine about their mean."""
+"""Share of images with the float graph's top-1, or mean cosine (see `Agreement`)."""
+
+Measure = Literal["top-1", "cosine", "cosine of logits"]
 
 _BLAMED = 5
+_CLASSES = ("logits", "probabilities")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How often a quantized graph answers as its float version. `held_out`: it was not
-    calibrated on these images."""
+    """How far a quantized graph answers as its float version.
+
+    `share` is that of the images with the same top-1. Where top-1 tells
+    nothing (features, numbers, a float graph that answers one class so often
+    that a constant would agree) it is the mean cosine of the answers, less
+    their mean over the images. `held_out`: it was not calibrated on these images.
+    """
 
     images: int
     share: float
-    entropy_bits: float
+    measure: Measure
     held_out: bool
 
     def in_words(self) -> str:
         which = "held-out" if self.held_out else "calibration"
-        return f"{100 * self.share:.1f} % of {self.images} {which} images"
+        if self.measure == "top-1":
+            return f"top-1 of {100 * self.share:.1f} % of {self.images} {which} images"
+        vacuous = ", as the float model's top-1 hardly varies"
+        return (
+            f"mean cosine of {self.share:.3f} on {self.images} {which} images"
+            f"{vacuous if self.measure == 'cosine of logits' else ''}"
+        )
 
 
 def judging_images(calibration: CalibrationSet, *, progress: Progress = SILENT) -> ImageSet | None:
@@ -66,11 +80,9 @@ def agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
         _answers(files.runnable(graph), description, images, progress)
         for graph in (tuning.graph, tuning.quantized(part))
     )
-    share, entropy = _mean_cosine(exact, answered), 0.0
-    if description.output in ("logits", "probabilities"):
-        same = (exact.argmax(1) == answered.argmax(1)) & np.isfinite(answered).all(1)
-        share, entropy = float(same.mean()), prediction_entropy(exact.argmax(1))
-    return Agreement(len(images), share, entropy, fresh is not None)
+    classes = description.source.task == "classify" and description.output in _CLASSES
+    share, measure = _compared(exact, answered, classes=classes)
+    return Agreement(len(images), share, measure, fresh is not None)
 
 
 def require_agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
@@ -81,7 +93,7 @@ def require_agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
     blamed = sensitivities(tuning)[:_BLAMED]
     keep = " ".join(f"--keep {name}" for entry in blamed for name in entry.names)
     raise GateFailedError(
-        f"the quantized model answers as its float version on only {found.in_words()}; what "
+        f"the quantized model has lost its float version's answers: {found.in_words()}; what "
         f"quantizing one layer alone does: {', '.join(entry.in_words() for entry in blamed)}",
         hint=f"keep layers in float ({keep}), let --max-drop choose them, "
         "or take the graph all the same with --force",
@@ -104,8 +116,23 @@ def _answers(
     return answers.reshape(len(answers), -1)
 
 
+def _compared(
+    exact: NDArray[np.float32], answered: NDArray[np.float32], *, classes: bool
+) -> tuple[float, Measure]:
+    if not classes:
+        return _mean_cosine(exact, answered), "cosine"
+    if np.bincount(exact.argmax(1)).max() >= LEAST_AGREEMENT * len(exact):
+        return _mean_cosine(exact, answered), "cosine of logits"
+    same = (exact.argmax(1) == answered.argmax(1)) & np.isfinite(answered).all(1)
+    return float(same.mean()), "top-1"
+
+
 def _mean_cosine(exact: NDArray[np.float32], answered: NDArray[np.float32]) -> float:
+    """Rows that are not finite count as zero, and so does a model that never varies."""
     center = exact.mean(axis=0)
-    a, b = exact - center, np.nan_to_num(answered - center)
+    finite = np.isfinite(answered).all(axis=1, keepdims=True)
+    a, b = exact - center, np.where(finite, answered, center) - center
+    if exact.shape[1] == 1:  # the cosine of one number is its sign
+        a, b = a.T, b.T
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     return float(((a * b).sum(axis=1) / np.maximum(norms, np.finfo(np.float32).tiny)).mean())

@@ -16,6 +16,7 @@ from vitdeploy.calibration.attention import (
 from vitdeploy.calibration.grids import INT8, Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes
 from vitdeploy.errors import CalibrationError
+from vitdeploy.graph.shapes import Shape
 from vitdeploy.target import CPU, Target
 
 _WHY_FLOAT = {
@@ -87,10 +88,12 @@ def plan(
     targets: Sequence[Target] = (CPU,),
     *,
     runtime: str = "",
+    largest: Mapping[str, Shape] | None = None,
 ) -> QuantizationPlan:
     """Quantize the Linear layers, and attention where all targets compute it fused.
 
-    A pure function of its arguments; `runtime` is the backend's name where one is chosen.
+    A pure function of its arguments; `runtime` is the backend's name where one is chosen,
+    `largest` the shapes at the largest size that the graph takes, which decides.
     Raises CalibrationError for a graph without Linear layers, one that is
     quantized already, and a name in `keep` that no node has.
     """
@@ -100,7 +103,7 @@ def plan(
             "the graph is quantized already", hint="give the fp32 graph that export wrote"
         )
     linear = list(linear_nodes(model))
-    found = list(attention_products(model))
+    found = list(attention_products(model, largest))
     products = [product for attention in found for product in (attention.scores, attention.mix)]
     unknown = set(policy.keep) - {node.name for node in [*linear, *products]}
     if unknown:

@@ -16,6 +16,7 @@ from vitdeploy.artifacts.onnx_model import (
     stem_of,
     with_description,
 )
+from vitdeploy.calibration.attention import largest_shapes
 from vitdeploy.calibration.cache import StatisticsCache
 from vitdeploy.calibration.fallback import find_fallback
 from vitdeploy.calibration.gathering import Gathering
@@ -95,7 +96,8 @@ def planned(model: OnnxModel, graph: ir.Model, options: QuantizationOptions) -> 
             f"{', '.join(without)} cannot compute FP8, which begins with Ada (sm89)",
             hint="quantize with --int8, or leave that target out",
         )
-    return plan(graph, options.policy, options.targets, runtime=options.runtime)
+    largest = largest_shapes(model) if not options.targets[0].is_cpu else None
+    return plan(graph, options.policy, options.targets, runtime=options.runtime, largest=largest)
 
 
 def quantize(
@@ -118,20 +120,21 @@ def quantize(
     InconclusiveError as the gates do.
     """
     options = options or QuantizationOptions()
+    gates = gates or Gates(force=True)
+    if gates.max_drop_points is not None and gates.evaluation is None:
+        raise InputError(
+            "a largest drop was given, and no images to see it on",
+            hint="give --eval FOLDER: images that are not calibrated with",
+        )
     gathering = Gathering(model=model, calibration=calibration, cache=cache, progress=progress)
     tuning = tuned(gathering, options)
     part, steps = tuning.plan, ()
-    if gates is not None and gates.max_drop_points is not None:
-        if gates.evaluation is None:
-            raise InputError(
-                "a largest drop was given, and no images to see it on",
-                hint="give --eval FOLDER: images that are not calibrated with",
-            )
+    if gates.max_drop_points is not None and gates.evaluation is not None:
         found = find_fallback(tuning, gates.evaluation, max_drop_points=gates.max_drop_points)
         part, steps = found.part, found.steps
-    if gates is not None and not gates.force:
+    if not gates.force:
         agreed = require_agreement(tuning, part)
-        progress.note(f"answers as the float model does on {agreed.in_words()}")
+        progress.note(f"answers as the float model does: {agreed.in_words()}")
     return saved(tuning, options, folder, part, steps)
 
 
