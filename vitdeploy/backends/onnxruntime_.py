@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.progress import SILENT, Progress
 
 _PROVIDER = "CPUExecutionProvider"
+_CUDA = "CUDAExecutionProvider"
+
+Device = Literal["cpu", "cuda"]
 _INSTALL = "pip install 'vitdeploy[cpu]'"
 
 
@@ -39,7 +42,9 @@ class GraphSession:
     """A session on a graph, a file or in memory. Call with (n, channels, height, width) float32.
 
     With `optimize` off, a Q/DQ graph is computed as it is written: that is its
-    reference meaning, which the fused int8 kernels are compared with.
+    reference meaning, which the fused int8 kernels are compared with. On a
+    `device` other than the CPU, what the device cannot compute is computed on
+    the CPU; a session that could not begin there is an EngineError.
     """
 
     def __init__(
@@ -51,6 +56,7 @@ class GraphSession:
         name: str = "ONNX Runtime",
         takes: ImageInput | None = None,
         save_optimized_to: Path | None = None,
+        device: Device = "cpu",
     ) -> None:
         runtime = _runtime()
         options = runtime.SessionOptions()
@@ -74,14 +80,22 @@ class GraphSession:
             source: bytes | str = model.proto
         else:
             source = model if isinstance(model, bytes) else str(model)
+        providers = [_PROVIDER] if device == "cpu" else [_CUDA, _PROVIDER]
         try:
-            self._session = runtime.InferenceSession(source, options, providers=[_PROVIDER])
+            self._session = runtime.InferenceSession(source, options, providers=providers)
         except runtime_errors() as error:
             where = model if isinstance(model, Path) else "the graph"
             raise EngineError(
                 f"ONNX Runtime cannot load {where}: {_in_one_line(error)}",
                 hint="export it again; if that does not help, report the text above",
             ) from error
+        used = self._session.get_providers()[0]
+        if used != providers[0]:
+            raise EngineError(
+                f"ONNX Runtime was asked for {providers[0]} and took {used}",
+                hint="its CUDA and cuDNN must be those onnxruntime-gpu was built for, see "
+                "`vitdeploy doctor`; to do without the GPU install onnxruntime instead",
+            )
         self._takes = takes
         self.name = name
 
@@ -103,6 +117,12 @@ class GraphSession:
                 f"ONNX Runtime failed while running: {_in_one_line(error)}",
                 hint="try smaller batches; if that does not help, report the text above",
             ) from error
+
+
+def fastest_device() -> Device:
+    """'cuda' where onnxruntime-gpu is installed beside an NVIDIA driver, else 'cpu'."""
+    has_cuda = _CUDA in _runtime().get_available_providers()
+    return "cuda" if has_cuda and environment.has_nvidia_driver() else "cpu"
 
 
 class OnnxRuntimeBackend:
