@@ -119,6 +119,17 @@ class FallbackStep:
     images_per_second: float
     held_out: bool = False
 
+    def in_words(self) -> str:
+        drop = ""
+        if self.drop_points is not None and self.drop_upper_points is not None:
+            drop = f"drop {self.drop_points:+.2f} points (95 % bound {self.drop_upper_points:+.2f})"
+        return (
+            f"{self.kept} nodes back in float: {drop or 'drop not known'}, "
+            f"agreement {self.agreement:.2%}, {self.images_per_second:.1f} images/s, "
+            f"{self.verdict} on the {'held-out' if self.held_out else 'choosing'} half of "
+            f"{self.images} images"
+        )
+
 
 @dataclass(frozen=True)
 class Quantization:

@@ -67,14 +67,14 @@ def find_fallback(
         part = tuning.plan.without(_reasons((ranked or [])[:count]))
         step, found = choosing.judged(part)
         steps.append(step)
-        progress.note(_in_words(step))
+        progress.note(step.in_words())
         # Where even the drop seen is too large, more images would not help: more layers may.
         if found is not None and found.verdict == "inconclusive" and found.images_needed:
             raise _inconclusive(found, max_drop_points)
         if step.verdict == "pass":
             reported, final = reporting.judged(part)
             steps.append(replace(reported, held_out=True))
-            progress.note(_in_words(steps[-1]))
+            progress.note(steps[-1].in_words())
             if final is not None and final.verdict == "inconclusive":
                 raise _inconclusive(final, max_drop_points)
             if reported.verdict == "pass":
@@ -197,16 +197,6 @@ def _reasons(kept: list[Sensitivity]) -> dict[str, str]:
         for entry in kept
         for name in entry.names
     }
-
-
-def _in_words(step: FallbackStep) -> str:
-    drop, upper = step.drop_points or 0.0, step.drop_upper_points or 0.0
-    where = "held-out half" if step.held_out else "choosing half"
-    return (
-        f"{step.kept} nodes back in float: drop {drop:+.2f} points (95 % bound {upper:+.2f}), "
-        f"agreement {100 * step.agreement:.2f} %, {step.images_per_second:.1f} images/s, "
-        f"{step.verdict} on the {where} of {step.images} images"
-    )
 
 
 def _inconclusive(found: AccuracyComparison, max_drop_points: float) -> InconclusiveError:

@@ -90,7 +90,7 @@ def command(
     from vitdeploy import api
     from vitdeploy.artifacts.files import require_writable
     from vitdeploy.backends.base import BuildOptions
-    from vitdeploy.calibration.quantize import Gates, QuantizationOptions
+    from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
     from vitdeploy.workspace import Draw
 
@@ -99,8 +99,7 @@ def command(
         if options[one] and options[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other")
     numbers = "int8" if options["int8"] else "fp8" if options["fp8"] else None
-    if options["max_drop"] is not None and numbers is None:
-        raise click.UsageError("--max-drop goes with --int8 or --fp8")
+    _require_gates_apply(options, numbers)
     sink = console.progress()
     place = workspace(sink.note)
     folder = output or place.output
@@ -110,12 +109,13 @@ def command(
     sink.note(f"backend: {backend.name} ({why})")
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
+    gates = _gates(options, place, model)
     calibration = None
     if numbers and model.description.precision == "fp32":
         calibration = place.calibration_set(
             options["calib"],
             model.description.source,
-            Draw(count=options["calib_images"], seed=options["seed"]),
+            Draw(options["calib_images"], options["seed"], options["evaluation"]),
             sink,
         )
         if calibration is not None:
@@ -134,13 +134,7 @@ def command(
             targets=targets or (CPU,),
             runtime=backend.name,
         ),
-        gates=Gates(
-            max_drop_points=options["max_drop"],
-            evaluation=place.evaluation(options["evaluation"], model.description.source)
-            if options["max_drop"] is not None
-            else None,
-            force=options["force"],
-        ),
+        gates=gates,
         cache_folder=folder / "statistics",
     )
     typed = api.with_precision(model, request, folder, progress=sink)
@@ -158,6 +152,37 @@ def command(
         progress=sink,
     )
     _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output), model.path))
+
+
+def _require_gates_apply(options: Any, numbers: str | None) -> None:
+    for option in ("max_drop", "force"):
+        if options[option] and numbers is None:
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with --int8 or --fp8")
+    if options["evaluation"] is not None and options["max_drop"] is None:
+        raise click.UsageError("--eval goes with --max-drop")
+
+
+def _gates(options: Any, place: Any, model: Any) -> Any:
+    """What the graph must hold; looked into before anything is drawn or run."""
+    from vitdeploy.calibration.quantize import Gates
+    from vitdeploy.errors import InputError
+
+    if options["max_drop"] is None:
+        return Gates(force=options["force"])
+    found = model.description
+    if found.precision != "fp32":
+        raise InputError(
+            f"{model.path.name} is {found.precision} already, and --max-drop chooses layers "
+            "while a graph is quantized",
+            hint="give the fp32 graph, or judge the engine with `vitdeploy evaluate`",
+        )
+    images = place.evaluation(options["evaluation"], found.source)
+    if images is None:
+        raise InputError(
+            "--max-drop needs images to see the drop on",
+            hint="give --eval FOLDER: images that are not calibrated with",
+        )
+    return Gates(max_drop_points=options["max_drop"], evaluation=images, force=options["force"])
 
 
 def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:

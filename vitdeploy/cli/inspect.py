@@ -202,6 +202,8 @@ def _show_checks(found: ModelDescription) -> None:
             f"{len(int8.quantized)} nodes by {int8.method} on {int8.images} images; "
             f"{len(int8.kept)} kept in float",
         )
+        for step in int8.fallback:
+            _line("fallback", step.in_words())
     if forecast is not None:
         fused, worst = forecast.fused, forecast.worst
         _line(
