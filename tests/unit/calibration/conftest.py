@@ -8,15 +8,15 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+from patterned import Patterned, patterned
 from PIL import Image
-
 from unit_gain import random_vit
+
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.graph import files
 from vitdeploy.images import ImageSet, scan
-from vitdeploy.models.load import ModelRequest, seeded_random_source
 from vitdeploy.models.source import SourceModel
 
 SIZE = (32, 48)
@@ -59,3 +59,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
 def calibration(images: ImageSet) -> CalibrationSet:
     """Twenty images: two full batches of eight and a partial one."""
     return choose(images, count=20, seed=3)
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Patterned:
+    """A model whose answers mean something, for what judges answers."""
+    return patterned(tmp_path_factory.mktemp("patterned"))
