@@ -12,20 +12,17 @@ import onnx_ir as ir
 import pytest
 import torch
 from PIL import Image
-from planted import decomposed, loud_stream, written
+from planted import loud_stream, written
 from tiny_vits import constant_of, replaced, smooth_inputs
 
 from vitdeploy import api
-from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model, with_description
+from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.calibration.plan import plan
-from vitdeploy.calibration.qdq import insert_qdq
 from vitdeploy.errors import ExportError, InputError
 from vitdeploy.export import half_plan
 from vitdeploy.export.export import ExportOptions, export
-from vitdeploy.export.forecast import Tolerance, compared, decided, holds, tolerance_of
+from vitdeploy.export.forecast import Tolerance, compared, holds, tolerance_of
 from vitdeploy.export.half_search import HalfSearch
-from vitdeploy.export.passes.activation_quantizers import without_activation_quantizers
 from vitdeploy.export.passes.half import to_half_types
 from vitdeploy.export.precision import to_half
 from vitdeploy.export.samples import as_bytes
@@ -109,15 +106,6 @@ def test_rounding_that_loses_the_prediction_is_found(tmp_path: Path) -> None:
     found = GraphSession(emulate(model, "fused"), optimize=False).run(inputs)
     assert holds(compared(exact, found, STRICT, classes=True), STRICT, classes=True)
     onnx.checker.check_model(str(model.path), full_check=True)
-
-
-@pytest.fixture(scope="module")
-def written_out(tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
-    """A stream at 1,400 through normalizations that are written out."""
-    folder = tmp_path_factory.mktemp("decomposed")
-    graph = written(loud_stream(1400.0), folder)
-    changed = with_description(graph, passes=("decomposed",))
-    return files.save(decomposed(files.load(graph)), changed, folder / "decomposed.onnx")
 
 
 def test_an_overflow_is_caught_though_the_end_is_finite(written_out: OnnxModel) -> None:
@@ -290,47 +278,6 @@ def test_bf16_and_int8_say_what_they_start_from(exported: OnnxModel, tmp_path: P
         to_half(int8, tmp_path, precision="bf16")
 
 
-def row(*values: float) -> np.ndarray:
-    return np.array([values], np.float32)
-
-
-def test_a_comparison_is_not_fooled() -> None:
-    generator = np.random.default_rng(0)
-    exact = generator.normal(size=(20, 6)).astype(np.float32)
-    same = compared(exact, exact, STRICT, classes=True)
-    assert same.cosine == pytest.approx(1, abs=1e-6)
-    assert (same.max_error, same.agreement) == (0.0, 1.0)
-    broken = exact.copy()
-    broken[3] = np.nan
-    found = compared(exact, broken, STRICT, classes=True)
-    assert found.cosine == -1
-    assert found.agreement < 1
-    assert not holds(found, STRICT, classes=True)
-    # A constant that all rows share hides nothing.
-    shifted = exact + 100
-    constant = np.broadcast_to(shifted.mean(0), exact.shape)
-    assert compared(shifted, constant, STRICT, classes=False).cosine < 0.5
-
-
-def test_rows_too_close_to_call_are_not_counted() -> None:
-    exact = np.eye(6, dtype=np.float32) * 4
-    exact[0, 1] = 3.999
-    assert decided(exact, STRICT).tolist() == [False, True, True, True, True, True]
-    flipped = exact.copy()
-    flipped[0, 1] = 4.001
-    assert compared(exact, flipped, STRICT, classes=True).agreement == 1.0
-    flipped[2, 0] = 5.0
-    assert compared(exact, flipped, STRICT, classes=True).agreement == pytest.approx(0.8)
-
-
-@pytest.mark.parametrize("value", [np.nan, 1.0])
-def test_a_float32_graph_that_says_nothing_is_refused(value: float) -> None:
-    exact = np.full((4, 5), value, np.float32)
-    with pytest.raises(ExportError) as caught:
-        compared(exact, exact, STRICT, classes=True)
-    assert caught.value.hint
-
-
 def test_bytes_are_what_the_preprocessing_normalizes() -> None:
     preprocessing = Preprocessing(mean=(0.2, 0.5, 0.7), std=(0.3, 0.2, 0.1))
     pixels = np.random.default_rng(0).integers(0, 256, (2, 4, 5, 3)).astype(np.uint8)
@@ -338,62 +285,6 @@ def test_bytes_are_what_the_preprocessing_normalizes() -> None:
     inputs = normalized.transpose(0, 3, 1, 2).astype(np.float32)
     np.testing.assert_array_equal(as_bytes(inputs, preprocessing), pixels)
     assert BF16.epsilon == 8 * FP16.epsilon
-
-
-def quantized(graph: ir.Model, inputs: np.ndarray) -> ir.Model:
-    chosen = plan(graph)
-    observed = with_magnitudes(graph, chosen.activations)
-    largest = GraphSession(files.serialize(observed)).run_all(inputs)[1::2]
-    scales = {n: float(v) / 127 for n, v in zip(chosen.activations, largest, strict=True)}
-    return files.unused_initializers_removed(insert_qdq(graph, chosen, scales))
-
-
-@pytest.fixture(scope="module")
-def int8(exported: OnnxModel, tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
-    graph = quantized(files.load(exported), smooth_inputs(8, exported.description.resolution))
-    description = with_description(exported, precision="int8-fp32")
-    return files.save(graph, description, tmp_path_factory.mktemp("int8") / "int8.onnx")
-
-
-def test_quantizers_of_activations_go_and_weights_stay(
-    int8: OnnxModel, exported: OnnxModel
-) -> None:
-    inputs = smooth_inputs(4, exported.description.resolution, seed=3)
-    graph = files.load(int8)
-    pairs = sum(node.op_type == "QuantizeLinear" for node in graph.graph)
-    weights = sum(node.op_type == "DequantizeLinear" for node in graph.graph) - pairs
-    smooth = without_activation_quantizers(graph)
-    kinds = [node.op_type for node in smooth.graph]
-    assert pairs > 0
-    assert kinds.count("QuantizeLinear") == 0
-    assert kinds.count("DequantizeLinear") == weights
-    exact = GraphSession(exported.path).run(inputs)
-    answered = GraphSession(files.serialize(smooth), optimize=False).run(inputs)
-    with_pairs = GraphSession(int8.path, optimize=False).run(inputs)
-    assert 0 < (answered - exact).std() < 0.8 * (with_pairs - exact).std()
-
-
-def test_int8_is_not_blamed_on_half_precision(int8: OnnxModel, tmp_path: Path) -> None:
-    """A value half a step from the next integer jumps: no node in float32 would mend that."""
-    model = to_half(int8, tmp_path)
-    assert model.description.precision == "int8-fp16"
-    assert model.description.kept_float32 == {}
-    forecast = model.description.forecast
-    assert forecast is not None
-    assert 0.95 < forecast.fused.cosine < 0.9995
-    kinds = [node.op_type for node in files.load(model).graph]
-    assert kinds.count("QuantizeLinear") > 0
-
-
-def test_an_int8_graph_that_overflows_keeps_the_same_nodes(
-    written_out: OnnxModel, tmp_path: Path
-) -> None:
-    inputs = smooth_inputs(8, written_out.description.resolution)
-    graph = quantized(files.load(written_out), inputs)
-    description = with_description(written_out, precision="int8-fp32")
-    int8 = files.save(graph, description, tmp_path / "int8.onnx")
-    kept = to_half(int8, tmp_path).description.kept_float32
-    assert kept.keys() == to_half(written_out, tmp_path).description.kept_float32.keys()
 
 
 def test_images_that_are_there_are_what_it_is_judged_on(
