@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test slow table lint unit setup clean
+.PHONY: demo test slow table peers lint unit setup clean
 
 demo: setup
 	$(BIN)/vitdeploy demo
@@ -16,6 +16,16 @@ slow: setup
 table: setup
 	$(BIN)/python -m tools.export_table run
 	$(BIN)/python -m tools.export_table render
+
+# Other quantizers beside this one, in an environment of their own; records there are kept.
+peers: .peers/.ready
+	.peers/bin/python -m tests.peers run
+	.peers/bin/python -m tests.peers table
+
+.peers/.ready: tests/peers/requirements.txt
+	$(PYTHON) -m venv .peers
+	.peers/bin/python -m pip install --quiet --requirement tests/peers/requirements.txt
+	touch $@
 
 lint: setup
 	$(BIN)/ruff check .
@@ -35,4 +45,4 @@ setup: .venv/.ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info artifacts report
+	rm -rf .venv .peers build dist *.egg-info artifacts report

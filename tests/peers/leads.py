@@ -1,0 +1,128 @@
+"""Where vitdeploy does not lead, worked out from the records, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.peers.record import PeerRecord, TimingRecord
+from tests.peers.registry import PEERS
+from tests.peers.sessions import RUNTIMES
+from tests.peers.subjects import Subject
+
+OWN = "vitdeploy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A figure of a row (None: has none), whether more is better, and why ours may lose."""
+
+    title: str
+    figure: Callable[[PeerRecord], float | None]
+    more_is_better: bool
+    shown: str
+    reason: str
+
+
+def _agreement(runtime: str) -> Callable[[PeerRecord], float | None]:
+    def figure(row: PeerRecord) -> float | None:
+        found = (a.comparison for a in row.answers if a.runtime == runtime and a.comparison)
+        return next((100 * comparison.agreement for comparison in found), None)
+
+    return figure
+
+
+COLUMNS = (
+    *(
+        Column(
+            title=f"agreement on {runtime}",
+            figure=_agreement(runtime),
+            more_is_better=True,
+            shown="{:.2f} %",
+            reason="the intervals in the table say whether the difference is one",
+        )
+        for runtime in RUNTIMES
+    ),
+    Column(
+        title="processor time of quantizing",
+        figure=lambda row: row.cost and row.cost.cpu_seconds,
+        more_is_better=False,
+        shown="{:.1f} s",
+        reason="it decodes the images, passes over them twice, searches folds, ranges and biases "
+        "by what layers answer, and checks the result on 64 more images",
+    ),
+    Column(
+        title="peak memory",
+        figure=lambda row: row.cost and row.cost.peak_bytes / 1e6,
+        more_is_better=False,
+        shown="{:.0f} MB",
+        reason="its searches hold rows of 32 images for every layer, whatever the number of "
+        "images; quantizing without images (dynamic) needs none",
+    ),
+    Column(
+        title="file size",
+        figure=lambda row: row.cost and row.cost.size_bytes / 1e6,
+        more_is_better=False,
+        shown="{:.2f} MB",
+        reason="the patch embedding, positions and whatever is no Linear layer stay in float32, "
+        "for the sake of the answers, and the file carries its own description",
+    ),
+)
+
+_SPEED_REASONS = {
+    "onnxruntime": "fewer operators are quantized (no attention products, residual additions or "
+    "norms), and activations that stay float are converted on the way",
+    "openvino": "fewer operators are quantized: attention products stay in float",
+}
+
+
+def columns_lost(
+    subject: Subject, rows: dict[str, PeerRecord | None], timed: TimingRecord | None
+) -> list[str]:
+    """One line for each column in which a quantizing peer has a better figure."""
+    peers = {key: row for key, row in rows.items() if row is not None and key != "float"}
+    lines = []
+    for column in COLUMNS:
+        figures = {
+            key: figure for key, row in peers.items() if (figure := column.figure(row)) is not None
+        }
+        line = _lost(figures, column.more_is_better, column.shown)
+        if line:
+            lines.append(f"- {subject.key}, {column.title}: {line}: {column.reason}.")
+    for runtime in RUNTIMES if timed is not None else ():
+        line = _lost(_rates(timed, runtime), True, "{:.1f} images/s")
+        if line:
+            reason = _SPEED_REASONS[runtime]
+            lines.append(f"- {subject.key}, throughput on {runtime}: {line}: {reason}.")
+    return lines
+
+
+def _rates(timed: TimingRecord | None, runtime: str) -> dict[str, float]:
+    if timed is None:
+        return {}
+    rates = {m.name: m.images_per_second() for m in timed.comparison.measurements}
+    return {
+        entry.peer: rates[entry.name]
+        for entry in timed.entries
+        if entry.runtime == runtime and not entry.error and entry.peer != "float"
+    }
+
+
+def _lost(figures: dict[str, float], more_is_better: bool, shown: str) -> str:
+    """'X with 1.2 s before vitdeploy with 8.0 s'; '' where ours is as good as any.
+
+    Figures count as they are shown: a difference in digits that the page does
+    not print is none.
+    """
+    own = figures.get(OWN)
+    if own is None:
+        return "vitdeploy has no figure" if figures else ""
+    sign = 1 if more_is_better else -1
+    better = {
+        key: figure
+        for key, figure in figures.items()
+        if sign * figure > sign * own and shown.format(figure) != shown.format(own)
+    }
+    ranked = sorted(better, key=lambda key: -sign * better[key])
+    named = [f"{PEERS[key].title} with {shown.format(better[key])}" for key in ranked]
+    return f"{', '.join(named)} before vitdeploy with {shown.format(own)}" if named else ""
