@@ -23,8 +23,9 @@ Each cell was exported, run and built by `python -m tools.export_table run`; its
 state dict of the native size, whose weights are random (no hub was in reach) and made such that a
 mistake is seen:
 
-- positions and tables of biases have unit deviation, LayerScale is around 0.5, the last norms of
-  residual branches around 0.15, queries and keys have unit gain (see `tools/export_table/weights.py`);
+- positions and tables of biases have unit deviation or more, LayerScale is around 0.5, the last
+  norms of residual branches around 0.15, queries and keys have unit gain
+  (see `tools/export_table/weights.py`);
 - classifiers are ridge regressions from the model's own features to the ten classes of the 32
   images, so that answers vary between images and are decided, as those of trained models.
 

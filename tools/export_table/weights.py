@@ -22,7 +22,7 @@ _SHRINKAGE = 1e-2
 def enliven(module: nn.Module, seed: int = 0) -> None:
     """The library's own initialization, except for what it makes too small to be seen.
 
-    Positions and tables of biases get unit deviation; LayerScale, norms that
+    Positions and tables of biases get unit deviation or more; LayerScale, norms that
     start at zero, and zeroed or tiny matrices get the size trained ones have.
     Queries and keys get unit gain: with smaller ones every token attends to all
     alike, and class tokens hardly tell one image from another.
@@ -40,7 +40,8 @@ def enliven(module: nn.Module, seed: int = 0) -> None:
                 and parameter.ndim > 1
                 and "mlp" not in name
             ):
-                parameter.copy_(drawn)
+                # Biases of whole offsets (LeViT, TinyViT) compete with scores of unit deviation.
+                parameter.copy_(drawn * (2.0 if "attention_bias" in name else 1.0))
             elif parameter.ndim > 1:
                 least = 0.9 if any(word in name for word in _QUERIES) else 0.3
                 if float(parameter.std()) < least * gain and not name.startswith(over_tokens):
