@@ -37,6 +37,11 @@ def answers(graph: ir.Model, inputs: Sequence[NDArray]) -> NDArray[np.float32]:
 
 
 def error_between(exact: NDArray[np.float32], answered: NDArray[np.float32]) -> float:
-    """Root mean square of the difference, in deviations of the exact answers between images."""
+    """Root mean square of the difference, in deviations of the exact answers between images.
+
+    Infinite where an answer is not finite, so that it is the largest of all.
+    """
+    if not np.isfinite(answered).all():
+        return float("inf")
     spread = max(float((exact - exact.mean(axis=0)).std()), float(np.finfo(np.float32).tiny))
     return float(np.sqrt(np.mean(np.square(answered - exact)))) / spread

@@ -6,7 +6,8 @@ them do too, and no training is needed: the head is a least-squares fit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,15 @@ from PIL import Image
 from unit_gain import random_vit
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.calibration.linear import linear_nodes
+from vitdeploy.calibration.quantize import QuantizationOptions, tuned
+from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.graph import files
 from vitdeploy.images import ImageSet, batches, scan
+from vitdeploy.progress import SILENT, Progress
 
 SIZE = (32, 48)
 PATTERNS = 10
@@ -70,6 +75,10 @@ def patterned_model(folder: Path) -> OnnxModel:
     return export(source, ExportOptions(), folder)
 
 
+PLAIN = QuantizationOptions(method="absmax", correct_bias=False)
+"""What is least clever, so that a ruined layer stays ruined."""
+
+
 @dataclass(frozen=True)
 class Patterned:
     """A model, a folder of 300 images with the 32 that were drawn, and 400 others."""
@@ -78,6 +87,17 @@ class Patterned:
     images: ImageSet
     calibration: CalibrationSet
     evaluation: ImageSet
+    _tuned: dict[tuple[str, ...], Tuning] = field(default_factory=dict)
+
+    def tuning(self, *layers: str, progress: Progress = SILENT) -> Tuning:
+        """Of the model with `layers` ruined; made once, and a copy for each test to change."""
+        if layers not in self._tuned:
+            model = ruined(self.model, self.model.path.parent / "-".join(layers)[:40], *layers)
+            self._tuned[layers] = tuned(Gathering(model=model, calibration=self.calibration), PLAIN)
+        found = copy.copy(self._tuned[layers])
+        found.gathering = replace(found.gathering, progress=progress)
+        found.scales, found.shifts = dict(found.scales), dict(found.shifts)
+        return found
 
 
 def patterned(folder: Path) -> Patterned:

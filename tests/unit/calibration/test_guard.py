@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
-from patterned import Patterned, patterned_images, ruined
+from patterned import PLAIN, Patterned, patterned_images, ruined
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration import guard
@@ -23,14 +23,13 @@ from vitdeploy.calibration.guard import (
     require_agreement,
 )
 from vitdeploy.calibration.image_set import CalibrationSet, choose
-from vitdeploy.calibration.quantize import Gates, QuantizationOptions, quantize, tuned
+from vitdeploy.calibration.quantize import Gates, quantize, tuned
 from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.errors import GateFailedError
 from vitdeploy.graph import files
 from vitdeploy.images import image_digest
 
 FIRST = "blocks.0.mlp.fc2/MatMul"
-PLAIN = QuantizationOptions(method="absmax", correct_bias=False)
 
 
 def tuning_of(model: OnnxModel, calibration: CalibrationSet) -> Tuning:
@@ -40,7 +39,7 @@ def tuning_of(model: OnnxModel, calibration: CalibrationSet) -> Tuning:
 def test_a_good_graph_passes_on_images_that_were_not_drawn(
     bench: Patterned, tmp_path: Path
 ) -> None:
-    tuning = tuning_of(bench.model, bench.calibration)
+    tuning = bench.tuning()
     found = require_agreement(tuning, tuning.plan)
     assert (found.images, found.measure, found.held_out) == (HELD_OUT, "top-1", True)
     assert found.share > 0.98

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from patterned import Patterned, ruined
+from patterned import Patterned
 
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.calibration.answers import answers, error_between, inputs_of
@@ -17,26 +15,15 @@ from vitdeploy.calibration.qdq import insert_qdq
 from vitdeploy.calibration.quantize import QuantizationOptions, tuned
 from vitdeploy.calibration.sensitivity import sensitivities
 from vitdeploy.calibration.statistics import search_images
-from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.graph import files
 from vitdeploy.target import parse_targets
 
 FIRST, SECOND = "blocks.0.mlp.fc2/MatMul", "blocks.1.mlp.fc2/MatMul"
-PLAIN = QuantizationOptions(method="absmax", correct_bias=False)
-
-
-def tuning_of(
-    bench: Patterned, folder: Path, *layers: str, options: QuantizationOptions = PLAIN
-) -> Tuning:
-    model = ruined(bench.model, folder, *layers)
-    return tuned(Gathering(model=model, calibration=bench.calibration), options)
 
 
 @pytest.mark.parametrize(("bad", "other"), [(FIRST, SECOND), (SECOND, FIRST)])
-def test_the_ruined_layer_comes_first(
-    bad: str, other: str, bench: Patterned, tmp_path: Path
-) -> None:
-    found = sensitivities(tuning_of(bench, tmp_path, bad))
+def test_the_ruined_layer_comes_first(bad: str, other: str, bench: Patterned) -> None:
+    found = sensitivities(bench.tuning(bad))
     assert found[0].names == (bad,)
     assert found[0].error > 10 * found[1].error
     assert found[0].in_words().startswith(f"{bad} (")
@@ -45,15 +32,15 @@ def test_the_ruined_layer_comes_first(
     assert other in {name for entry in found for name in entry.names}
 
 
-def test_nothing_is_blamed_where_nothing_is_ruined(bench: Patterned, tmp_path: Path) -> None:
-    found = sensitivities(tuning_of(bench, tmp_path))
+def test_nothing_is_blamed_where_nothing_is_ruined(bench: Patterned) -> None:
+    found = sensitivities(bench.tuning())
     assert len(found) == 9
     assert 0 < found[-1].error <= found[0].error < 0.05
 
 
-def test_the_error_is_that_of_one_layer_alone(bench: Patterned, tmp_path: Path) -> None:
+def test_the_error_is_that_of_one_layer_alone(bench: Patterned) -> None:
     """The other bad layer does not hide in it: measured anew, with one pair written by hand."""
-    tuning = tuning_of(bench, tmp_path, FIRST, SECOND)
+    tuning = bench.tuning(FIRST, SECOND)
     images = search_images(bench.calibration).images
     inputs = np.concatenate(inputs_of(images, bench.model.description))
     exact = GraphSession(files.serialize(tuning.graph), optimize=False).run(inputs)
@@ -70,14 +57,15 @@ def test_the_error_is_that_of_one_layer_alone(bench: Patterned, tmp_path: Path) 
         assert entry.error > 0.3
 
 
-def test_the_products_of_one_attention_are_one_unit(bench: Patterned, tmp_path: Path) -> None:
+def test_the_products_of_one_attention_are_one_unit(bench: Patterned) -> None:
+    gathering = Gathering(model=bench.model, calibration=bench.calibration)
     gpu = QuantizationOptions(
         method="absmax",
         correct_bias=False,
         targets=parse_targets("sm89"),
         runtime="tensorrt",
     )
-    found = sensitivities(tuning_of(bench, tmp_path, options=gpu))
+    found = sensitivities(tuned(gathering, gpu))
     pairs = {entry.names for entry in found if len(entry.names) == 2}
     assert pairs == {(f"blocks.{i}.attn/MatMul", f"blocks.{i}.attn/MatMul_1") for i in (0, 1)}
     assert len(found) == 11
