@@ -85,7 +85,9 @@ class ChannelTracer:
         return [read for value in arrived for read in _terminal(value, arrived[value], done)]
 
     def _moves_of(self, value: ir.Value) -> list[tuple[int, ir.Node]]:
-        moves = {use.node for use in value.uses() if use.node.op_type in MOVEMENT}
+        # A node inside an If or Loop is not followed: it computes with the value, whatever it is.
+        readers = {use.node for use in value.uses() if use.node in self._order}
+        moves = [node for node in readers if node.op_type in MOVEMENT]
         return sorted((self._order[node], node) for node in moves)
 
     def _is_carried(self, node: ir.Node, arrived: dict[ir.Value, NDArray[np.int64]]) -> bool:

@@ -35,7 +35,9 @@ class Fold:
 
     `activation` is the tensor that gets smaller, of K channels; channel k of it
     is channel `channels[k]` of the inputs that are `divided`. The rows of the
-    `readers`' weights take the scales on.
+    `readers`' weights take the scales on. Between a value projection and the
+    layer behind, `projected` is what the projection answers, of the same
+    channels, and `mixed` the moved copy of it that attention multiplies.
     """
 
     kind: Literal["layer norm", "value"]
@@ -44,6 +46,8 @@ class Fold:
     channels: NDArray[np.int64]
     divided: tuple[DividedInput, ...]
     readers: tuple[LinearNode, ...]
+    projected: str = ""
+    mixed: str = ""
 
 
 def find_folds(model: ir.Model, linears: Sequence[LinearNode], image: NDArray) -> list[Fold]:
@@ -133,7 +137,16 @@ class _FoldFinder:
             DividedInput(linear.name, 1, linear.weight_axis),
             *self._divided_bias(node, linear),
         )
-        return Fold("value", linear.name, linears[0].activation, channels, divided, linears)
+        return Fold(
+            "value",
+            linear.name,
+            linears[0].activation,
+            channels,
+            divided,
+            linears,
+            projected=linear.output,
+            mixed=str(values.name),
+        )
 
     def _shape(self, value: ir.Value) -> tuple[int, ...]:
         return self._tracer.shape(value)

@@ -57,13 +57,15 @@ def add_to_bias(model: ir.Model, linear: LinearNode, shift: NDArray[np.float32])
     """Add `shift` (out,) to a layer's bias, in place; others that read the same one keep theirs."""
     product = next(node for node in model.graph if node.name == linear.name)
     adder = product if product.op_type == "Gemm" else product.outputs[0].consumers()[0]
-    for index, value in enumerate(adder.inputs):
-        if value is not None and value.name == linear.bias:
-            assert value.const_value is not None  # linear_nodes names constant biases only
-            bias = value.const_value.numpy()
-            name = f"{value.name}_corrected_for_{linear.name}"
-            corrected = _constant(model.graph, name, (bias + shift).astype(np.float32))
-            adder.replace_input_with(index, corrected)
+    # By its place, not its name: a fold gives a layer its own copy of a shared bias.
+    constant = [v is not None and v.const_value is not None for v in adder.inputs]
+    index = 2 if product.op_type == "Gemm" else constant.index(True)
+    bias = adder.inputs[index]
+    assert bias is not None
+    assert bias.const_value is not None  # linear_nodes names constant biases only
+    name = f"{bias.name}_corrected_for_{linear.name}"
+    corrected = (bias.const_value.numpy() + shift).astype(np.float32)
+    adder.replace_input_with(index, _constant(model.graph, name, corrected))
 
 
 def _rounded(scales: NDArray[np.floating], half: bool) -> NDArray[np.float32]:

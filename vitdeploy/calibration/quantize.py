@@ -78,7 +78,10 @@ class Gates:
 
 
 def planned(model: OnnxModel, graph: ir.Model, options: QuantizationOptions) -> QuantizationPlan:
-    """The plan for a float32 graph. Raises CalibrationError as `plan` does, and for other types."""
+    """The plan for a float32 graph, whose nodes all have names of their own then.
+
+    Raises CalibrationError as `plan` does, and for other types.
+    """
     description = model.description
     if description.precision != "fp32":
         raise CalibrationError(
@@ -96,6 +99,7 @@ def planned(model: OnnxModel, graph: ir.Model, options: QuantizationOptions) -> 
             f"{', '.join(without)} cannot compute FP8, which begins with Ada (sm89)",
             hint="quantize with --int8, or leave that target out",
         )
+    name_nodes(graph.graph)
     largest = largest_shapes(model) if not options.targets[0].is_cpu else None
     return plan(graph, options.policy, options.targets, runtime=options.runtime, largest=largest)
 

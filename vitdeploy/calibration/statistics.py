@@ -206,7 +206,7 @@ def _thinned(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
     rows = shape[-2] if shape is not None and len(shape) > 2 else 0
     if shape is None or not isinstance(rows, int) or rows <= _ROWS_COUNTED:
         return value
-    limits = (0, rows, len(shape) - 2, -(-rows // _ROWS_COUNTED))
+    limits = (0, rows, len(shape) - 2, _step(rows))
     settings = [
         _integers(graph, f"{name}/{what}", [number])
         for what, number in zip(("start", "end", "axis", "step"), limits, strict=True)
@@ -215,6 +215,18 @@ def _thinned(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
     node.outputs[0].name, node.outputs[0].dtype = f"{node.name}_out", ir.DataType.FLOAT
     graph.append(node)
     return node.outputs[0]
+
+
+def _step(rows: int) -> int:
+    """A prime that divides neither the rows nor, past a class token, the others: a step that
+    divides the width of the patch grid would count the same columns again and again."""
+    step = -(-rows // _ROWS_COUNTED)
+    while any(step % factor == 0 for factor in range(2, step)) or 0 in (
+        rows % step,
+        (rows - 1) % step,
+    ):
+        step += 1
+    return step
 
 
 def _integers(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:

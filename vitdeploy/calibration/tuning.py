@@ -9,7 +9,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from vitdeploy.calibration.answers import answers, error_between, inputs_of
-from vitdeploy.calibration.folds import apply_fold, find_folds
+from vitdeploy.calibration.folds import Fold, apply_fold, find_folds
 from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes, weight_of
@@ -45,6 +45,7 @@ class Tuning:
         self.shifts: dict[str, Array] = {}
         self._maxima: dict[str, Array] = {}
         self._rows: dict[str, Array] = {}
+        self._folds: list[Fold] = []
         self._fold_scales: dict[str, Array] = {}
         self._readers: defaultdict[str, list[LinearNode]] = defaultdict(list)
         for layer in chosen.linear:
@@ -52,15 +53,16 @@ class Tuning:
 
     def look(self) -> None:
         """The first pass over all images, and rows of a few for the searches."""
-        self._maxima = self.gathering.maxima(self.graph, self.plan.activations)
+        folds = find_folds(self.graph, list(linear_nodes(self.graph)), self._one_image())
+        self._folds = [fold for fold in folds if fold.activation in self._readers]
+        wanted = [*self.plan.activations, *(f.projected for f in self._folds if self._mixes(f))]
+        self._maxima = self.gathering.maxima(self.graph, list(dict.fromkeys(wanted)))
         self._rows = self.gathering.rows(self.graph, list(self._readers))
 
     def fold(self) -> None:
         """Move channel outliers into the next weight where that lessens the error."""
-        folds = find_folds(self.graph, list(linear_nodes(self.graph)), self._one_image())
-        folds = [fold for fold in folds if fold.activation in self._readers]
-        with self.gathering.progress.task("searching: outliers to fold", len(folds)) as task:
-            for fold in folds:
+        with self.gathering.progress.task("searching: outliers to fold", len(self._folds)) as task:
+            for fold in self._folds:
                 name = fold.activation
                 weight = self._weights(list(fold.readers))
                 found = best_fold(_flat(self._rows[name]), self._maxima[name], weight, self.grid)
@@ -70,11 +72,14 @@ class Tuning:
                     self._maxima[name] = self._maxima[name] / found.scales
                     self._fold_scales[name] = found.scales
                     self.folded[fold.source] = found.alpha
+                    if self._mixes(fold):
+                        projected = self._maxima[fold.projected][fold.channels] / found.scales
+                        self._maxima[fold.mixed] = projected
                 task.advance()
 
     def choose_ranges(self, method: RangeMethod) -> None:
         """The second pass over all images, on the folded graph, and a scale for each tensor."""
-        absmax = {name: float(maxima.max()) for name, maxima in self._maxima.items()}
+        absmax = {name: float(self._maxima[name].max()) for name in self.plan.activations}
         if self.grid.name == "fp8" or method == "absmax":
             # The steps of FP8 follow the magnitudes: clipping gains nothing.
             self.ranges = dict.fromkeys(absmax, "absmax")
@@ -131,6 +136,10 @@ class Tuning:
                 add_to_bias(graph, layer, self.shifts[layer.name])
         insert_qdq(graph, part, self.scales, grid=self.grid)
         return files.unused_initializers_removed(graph)
+
+    def _mixes(self, fold: Fold) -> bool:
+        """Whether a product that is quantized multiplies what the fold divides."""
+        return fold.mixed in self.plan.activations
 
     def _weights(self, layers: list[LinearNode]) -> Array:
         """(K, all outputs): the weights of layers that read one tensor, side by side."""
