@@ -27,6 +27,7 @@ from vitdeploy.calibration.plan import Policy, QuantizationPlan, plan
 from vitdeploy.calibration.ranges import RangeMethod
 from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.errors import CalibrationError, InputError
+from vitdeploy.export.half_plan import name_nodes
 from vitdeploy.graph import files
 from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress
