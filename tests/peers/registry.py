@@ -55,8 +55,8 @@ PEERS = {
             module="tests.peers.onnxruntime_",
             function="linear_only",
             packages=("onnxruntime",),
-            setting="`quantize_static` on MatMul with constant weights, symmetric, "
-            "weights per channel",
+            setting="`quantize_static` on the inputs of MatMul with constant weights alone, "
+            "symmetric, weights per channel",
         ),
         Peer(
             key="ort-dynamic",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tests.peers import record
 from tests.peers.leads import columns_lost
@@ -94,7 +94,7 @@ def _span(values: list[str]) -> str:
     return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
 
 
-def _subject(subject: Subject, rows: dict[str, PeerRecord | None]) -> list[str]:
+def _subject(subject: Subject, rows: Mapping[str, PeerRecord | None]) -> list[str]:
     titles = ["peer"]
     if subject.judged:
         for name in ("ONNX Runtime", "OpenVINO"):

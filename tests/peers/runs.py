@@ -70,7 +70,7 @@ def run_peer(bench: Bench, peer: Peer) -> PeerRecord:
     )
     error = child.run(
         "tests.peers.worker",
-        peer.key,
+        f"{peer.module}:{peer.function}",
         str(bench.prepared.folder),
         str(output),
         log=output / "worker.log",

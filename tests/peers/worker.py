@@ -1,6 +1,6 @@
 """The child process in which one peer quantizes one subject, and what that cost.
 
-    python -m tests.peers.worker PEER SUBJECT_FOLDER OUTPUT_FOLDER
+    python -m tests.peers.worker MODULE:FUNCTION SUBJECT_FOLDER OUTPUT_FOLDER
 
 The answer is `cost.json` in the output folder. A peer that fails ends the process with
 its own traceback.
@@ -15,14 +15,13 @@ import time
 from pathlib import Path
 
 from tests.peers.record import Cost
-from tests.peers.registry import PEERS
 from tests.peers.subjects import Prepared
 from vitdeploy.artifacts.files import to_json, write_text
 
 
-def main(key: str, subject: str, output: str) -> None:
-    peer = PEERS[key]
-    function = getattr(importlib.import_module(peer.module), peer.function)
+def main(named: str, subject: str, output: str) -> None:
+    module, _, name = named.partition(":")
+    function = getattr(importlib.import_module(module), name)
     imported, spent, started = _peak_bytes(), _cpu_seconds(), time.perf_counter()
     written: Path = function(Prepared(Path(subject)), Path(output))
     cost = Cost(
