@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration.cache import StatisticsCache
+from vitdeploy.calibration.grids import GridName
 from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.calibration.quantize import Gates, QuantizationOptions, quantize
 from vitdeploy.errors import InputError
@@ -24,6 +25,7 @@ class PrecisionRequest:
     `calibration_count` from. `half` computes the rest in float16 (GPUs only).
     `gates` are what a quantized graph must hold to be written; `cache_folder`
     keeps what was gathered, so that the next graph of the same needs no pass.
+    `precision` decides what numbers are written, whatever `quantization` holds.
 
     Half precision is judged on `images`, else on the calibration images, else
     on seeded noise; the file says which.
@@ -69,11 +71,12 @@ def with_precision(
                 progress=progress,
             )
         cache = request.cache_folder
+        numbers: GridName = "int8" if request.precision == "int8" else "fp8"
         model = quantize(
             model,
             chosen,
             folder,
-            request.quantization or QuantizationOptions(numbers=request.precision),  # type: ignore[arg-type]
+            replace(request.quantization or QuantizationOptions(), numbers=numbers),
             gates=request.gates,
             cache=None if cache is None else StatisticsCache(cache),
             progress=progress,
