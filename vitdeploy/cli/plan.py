@@ -57,6 +57,7 @@ def command(graph: Path | None, as_json: bool, **options: Any) -> None:
     if quantization is None:
         quantized, kept, numbers, rest = _planned(model, options)
     else:
+        console.progress().note(f"{model.path.name} is quantized: this is the plan it was made by")
         reasons = quantization.ranges
         quantized = dict.fromkeys(quantization.quantized, f"as written ({len(reasons)} ranges)")
         kept = quantization.kept

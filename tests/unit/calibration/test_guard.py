@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 from patterned import PLAIN, Patterned, patterned_images, ruined
+from planted_models import norm_outliers
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.calibration import guard
@@ -60,6 +61,17 @@ def test_a_collapsed_graph_is_refused_and_nothing_is_written(
     assert said.index(FIRST) == said.index("blocks."), "the worst is named first"
     assert f"--keep {FIRST}" in str(caught.value.hint)
     assert not out.exists() or not any(out.iterdir())
+
+
+def test_outliers_behind_norms_collapse_it_unless_they_are_folded(
+    bench: Patterned, tmp_path: Path
+) -> None:
+    bad = changed(bench.model, tmp_path, lambda graph: norm_outliers(graph, 100))
+    out = tmp_path / "out"
+    with pytest.raises(GateFailedError, match="lost its float version's answers"):
+        quantize(bad, bench.calibration, out, replace(PLAIN, fold=False), gates=Gates())
+    assert not out.exists() or not any(out.iterdir())
+    assert quantize(bad, bench.calibration, out, PLAIN, gates=Gates()).path.is_file()
 
 
 def test_force_writes_it_and_keeping_the_layer_mends_it(bench: Patterned, tmp_path: Path) -> None:

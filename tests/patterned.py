@@ -63,7 +63,11 @@ def patterned_model(folder: Path) -> OnnxModel:
     images = patterned_images(folder / "taught", 40 * PATTERNS, seed=1, labelled=True)
     pixels = np.concatenate(list(batches(images, source.description.preprocessing, SIZE, 50)))
     module = source.module.eval()
+    generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
+        for parameter in module.parameters():  # equal ones would be stored once, and shared
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
         features = module.forward_head(
             module.forward_features(torch.from_numpy(pixels)), pre_logits=True
         )
