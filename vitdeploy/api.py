@@ -26,6 +26,7 @@ from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
+from vitdeploy.backends.tensorrt import device
 from vitdeploy.benchmarks import evaluation
 from vitdeploy.benchmarks.accuracy import compare
 from vitdeploy.benchmarks.engines import common_input_shape, measure_engines
@@ -120,6 +121,19 @@ def choose_backend(name: str, targets: Sequence[Target] | None) -> tuple[Backend
     if name == "auto":
         return registry.choose(targets)
     return registry.get(name), "it was asked for"
+
+
+def targets_of(backend: Backend, targets: Sequence[Target] | None) -> tuple[Target, ...]:
+    """What a graph is planned for: the targets given, else this machine's GPU or its CPU.
+
+    Raises MissingDependencyError where there is a GPU that cannot be asked what it is.
+    """
+    if targets is not None:
+        return tuple(targets)
+    if backend.name.startswith("tensorrt") and environment.has_nvidia_driver():
+        capability = device.compute_capability()
+        return (Target(f"sm{capability}", capability),)
+    return (CPU,)
 
 
 def build_engine(

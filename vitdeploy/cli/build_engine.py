@@ -131,7 +131,7 @@ def command(
             numbers=numbers or "int8",
             keep=options["keep"],
             attention=options["attention"],
-            targets=targets or (CPU,),
+            targets=api.targets_of(backend, targets) if numbers else (CPU,),
             runtime=backend.name,
         ),
         gates=gates,

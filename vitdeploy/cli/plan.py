@@ -82,19 +82,27 @@ def _planned(model: Any, options: Any) -> tuple[dict[str, str], dict[str, str], 
     """Reasons by node of what is quantized and what is not, and both halves' names."""
     from vitdeploy import api
     from vitdeploy.calibration.quantize import QuantizationOptions, planned
+    from vitdeploy.errors import InputError
     from vitdeploy.graph import files
-    from vitdeploy.target import CPU, parse_targets
+    from vitdeploy.target import parse_targets
 
     targets = None if options["target"] is None else parse_targets(options["target"])
     backend, why = api.choose_backend(options["backend"], targets)
     console.progress().note(f"backend: {backend.name} ({why})")
+    planned_for = api.targets_of(backend, targets)
+    on_gpu = backend.name.startswith("tensorrt")
+    if on_gpu and planned_for[0].is_cpu:
+        raise InputError(
+            f"{backend.name} is for NVIDIA GPUs, and there is none here to plan for",
+            hint="name the GPU, for example --target sm89",
+        )
     wanted = QuantizationOptions(
         numbers="fp8" if options["fp8"] else "int8",
         keep=options["keep"],
         attention=options["attention"],
-        targets=targets or (CPU,),
+        targets=planned_for,
         runtime=backend.name,
     )
     found = planned(model, files.load(model), wanted)
-    on_gpu = backend.name.startswith("tensorrt") and not options["fp32"]
-    return found.quantized, found.kept, wanted.numbers, "fp16" if on_gpu else "fp32"
+    rest = "fp16" if on_gpu and not options["fp32"] else "fp32"
+    return found.quantized, found.kept, wanted.numbers, rest

@@ -119,6 +119,29 @@ def test_the_target_decides_attention_and_the_rest() -> None:
     assert all("no CPU runtime" in on_cpu[name][1] for name in products)
 
 
+def test_without_a_target_this_machines_gpu_is_planned_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vitdeploy.environment.has_nvidia_driver", lambda: True)
+    monkeypatch.setattr("vitdeploy.backends.tensorrt.device.compute_capability", lambda: 86)
+    found = nodes(GRAPH, "--backend", "tensorrt")
+    assert found["blocks.0.attn/MatMul"][0] == "int8"
+    with pytest.raises(CalibrationError, match="sm86 cannot compute FP8"):
+        run(GRAPH, "--fp8", "--backend", "tensorrt")
+
+
+@pytest.mark.parametrize(
+    ("backend", "more"), [("tensorrt", ()), ("tensorrt-rtx", ("--target", "cpu"))]
+)
+def test_a_gpu_that_is_neither_here_nor_named_has_no_plan(
+    backend: str, more: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vitdeploy.environment.has_nvidia_driver", lambda: False)
+    with pytest.raises(InputError, match="none here to plan for") as caught:
+        run(GRAPH, "--backend", backend, *more)
+    assert "--target sm89" in str(caught.value.hint)
+
+
 def test_fp8_is_planned_for_who_has_it() -> None:
     found = nodes(GRAPH, "--fp8", "--target", "l4,rtx-50", "--backend", "tensorrt-rtx")
     assert {precision for precision, _ in found.values()} == {"fp8", "fp16"}
