@@ -14,6 +14,7 @@ from patterned import Patterned, patterned, patterned_images, ruined
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.cli.build_engine import command
 from vitdeploy.cli.inspect import command as inspect
+from vitdeploy.demo import assets
 from vitdeploy.errors import CalibrationError, InputError
 
 FIRST = "blocks.0.mlp.fc2/MatMul"
@@ -180,3 +181,21 @@ def test_fp8_for_the_cpu_runs_and_for_older_gpus_is_refused(
     given[given.index("onnxruntime")] = "tensorrt-rtx"
     with pytest.raises(CalibrationError, match="sm86 cannot compute FP8"):
         within(tmp_path, *given, "--target", "sm86")
+
+
+@pytest.mark.slow
+def test_the_demo_keeps_every_layer_quantized(tmp_path: Path) -> None:
+    """With labels, on images in the thousands, at a bound that means something."""
+    given = [str(assets.GRAPH), "--int8", "--backend", "onnxruntime", "-o", "out", "--json"]
+    images = ["--calib", "demo", "--calib-images", "64", "--max-drop", "1", "--eval", "demo"]
+    done = within(tmp_path, *given, *images)
+    assert done.exit_code == 0
+    model = read_onnx_model(tmp_path / json.loads(done.stdout)["graph"])
+    made = model.description.quantization
+    assert made is not None
+    assert [(step.kept, step.verdict, step.held_out) for step in made.fallback] == [
+        (0, "pass", False),
+        (0, "pass", True),
+    ]
+    assert all((step.drop_upper_points or 99) <= 1 for step in made.fallback)
+    assert all(step.images >= 500 for step in made.fallback)

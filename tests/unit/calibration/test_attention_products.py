@@ -314,7 +314,7 @@ def test_calibrated_attention_answers_as_float(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "targets"), [("int8", "sm89"), ("int8", "sm86,sm120"), ("fp8", "sm89,sm120")]
+    ("numbers", "targets"), [("int8", "sm89"), ("int8", "sm86,sm89,sm120"), ("fp8", "sm89,sm120")]
 )
 def test_tensorrt_rtx_builds_it(
     numbers: GridName, targets: str, model: OnnxModel, tmp_path: Path
