@@ -32,6 +32,17 @@ def _agreement(runtime: str) -> Callable[[PeerRecord], float | None]:
     return figure
 
 
+def cosine_distance(row: PeerRecord) -> float | None:
+    """Millionths, the mean over images, on the first runtime that answers."""
+    found = (answers.comparison for answers in row.answers if answers.comparison)
+    return next((1e6 * (1 - comparison.cosine_mean) for comparison in found), None)
+
+
+_ANSWERS = (
+    "the intervals in the table say whether the difference is one; behind GELU, where nothing can "
+    "be folded, NNCF divides channels by a multiplication that stays in the graph"
+)
+
 COLUMNS = (
     *(
         Column(
@@ -39,9 +50,16 @@ COLUMNS = (
             figure=_agreement(runtime),
             more_is_better=True,
             shown="{:.2f} %",
-            reason="the intervals in the table say whether the difference is one",
+            reason=_ANSWERS,
         )
         for runtime in RUNTIMES
+    ),
+    Column(
+        title="distance of the answers",
+        figure=cosine_distance,
+        more_is_better=False,
+        shown="{:.0f}",
+        reason=_ANSWERS,
     ),
     Column(
         title="processor time of quantizing",

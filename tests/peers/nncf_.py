@@ -19,6 +19,14 @@ def quantize_onnx(prepared: Prepared, folder: Path) -> Path:
     return output
 
 
+def quantize_onnx_symmetric(prepared: Prepared, folder: Path) -> Path:
+    """The ONNX backend with symmetric activations: the one form that TensorRT takes."""
+    output = folder / "nncf_symmetric.onnx"
+    preset = nncf.QuantizationPreset.PERFORMANCE
+    onnx.save(_quantized(onnx.load(prepared.model_path), prepared, preset), output)
+    return output
+
+
 def quantize_openvino(prepared: Prepared, folder: Path) -> Path:
     """The OpenVINO backend: an OpenVINO model, an .xml with its weights in a .bin."""
     output = folder / "nncf.xml"
@@ -28,13 +36,19 @@ def quantize_openvino(prepared: Prepared, folder: Path) -> Path:
     return output
 
 
-def _quantized(model: Any, prepared: Prepared) -> Any:
-    """One image at a time, as NNCF's statistics expect, and all of them."""
+def _quantized(
+    model: Any, prepared: Prepared, preset: nncf.QuantizationPreset | None = None
+) -> Any:
+    """One image at a time, as NNCF's statistics expect, and all of them.
+
+    Without a preset, transformers get NNCF's mixed one: weights symmetric, activations not.
+    """
     name = prepared.model().description.input_name
     images = [{name: image} for image in prepared.single_images()]
     return nncf.quantize(
         model,
         nncf.Dataset(images),
+        preset=preset,
         subset_size=len(images),
         model_type=nncf.ModelType.TRANSFORMER,
     )

@@ -75,6 +75,14 @@ PEERS = {
             setting="`nncf.quantize(model_type=TRANSFORMER)` on the ONNX model",
         ),
         Peer(
+            key="nncf-symmetric",
+            title="NNCF, ONNX, symmetric",
+            module="tests.peers.nncf_",
+            function="quantize_onnx_symmetric",
+            packages=("nncf", "onnxruntime"),
+            setting="the same with `preset=PERFORMANCE`, as TensorRT takes symmetric int8 alone",
+        ),
+        Peer(
             key="nncf-openvino",
             title="NNCF, OpenVINO",
             module="tests.peers.nncf_",

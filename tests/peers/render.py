@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tests.peers import record
-from tests.peers.leads import columns_lost
+from tests.peers.leads import columns_lost, cosine_distance
 from tests.peers.record import Answers, PeerRecord, Setting, TimingRecord
 from tests.peers.registry import PEERS, Peer
 from tests.peers.sessions import RUNTIMES
@@ -29,6 +29,8 @@ $ .peers/bin/python -m tests.peers table       # this page
 
 - **agreement**: images with the float model's own top-1 (of ONNX Runtime), with the 95 % interval;
   **drop**: the one-sided 95 % bound of the paired loss of top-1, in points.
+- **distance**: 1 less the cosine between the logits and the float model's, the mean over images in
+  millionths: finer than agreement.
 - **CPU s**: seconds of processor time that quantizing took, all threads together and imports apart
   (other work on the machine does not count); wall seconds in brackets.
 - **peak MB**: the process at its largest; in brackets what of it quantizing added to the imports.
@@ -99,6 +101,7 @@ def _subject(subject: Subject, rows: Mapping[str, PeerRecord | None]) -> list[st
     if subject.judged:
         for name in ("ONNX Runtime", "OpenVINO"):
             titles += [f"agreement, {name}", f"top-1 (drop), {name}"]
+        titles.append("distance")
     titles += ["CPU s", "peak MB", "file MB", "RTX"]
     lines = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     notes: list[str] = []
@@ -130,6 +133,8 @@ def _cells(subject: Subject, peer: Peer, row: PeerRecord | None, notes: list[str
         for runtime in RUNTIMES:
             answers = next((a for a in row.answers if a.runtime == runtime), None)
             cells += _answer_cells(answers, peer, notes)
+        distance = cosine_distance(row)
+        cells.append("-" if distance is None else f"{distance:.0f}")
     cost = row.cost
     added = cost.peak_bytes - cost.imported_bytes
     cells += [
