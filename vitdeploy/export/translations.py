@@ -15,7 +15,35 @@ op: Any = opset18  # its stubs know no attributes of constants
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Operators whose usual translation some runtime lacks, and ours."""
-    return {torch.ops.aten.col2im.default: fold}
+    return {torch.ops.aten.col2im.default: fold, torch.ops.aten.im2col.default: unfold}
+
+
+def unfold(
+    image: Any,
+    kernel_size: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Any:
+    """Im2Col (torch's unfold; VOLO) as a convolution with one-hot kernels.
+
+    (n, channels, height, width) to (n, channels * kh * kw, positions). ONNX has
+    no such operator; the exporter's own translation computes indices from the
+    shape in every run.
+    """
+    taps = kernel_size[0] * kernel_size[1]
+    channels = int(image.shape[1])
+    columns = op.Conv(
+        image,
+        _one_hot_kernels(channels, kernel_size),
+        group=channels,
+        dilations=list(dilation),
+        kernel_shape=list(kernel_size),
+        pads=[*padding, *padding],
+        strides=list(stride),
+    )
+    shape = np.array([0, channels * taps, -1], dtype=np.int64)
+    return op.Reshape(columns, op.Constant(value=ir.tensor(shape)))
 
 
 def fold(
@@ -42,13 +70,11 @@ def fold(
         count = (size + 2 * pad - reach) // step + 1
         grid.append(count)
         missing.append(size - ((count - 1) * step - 2 * pad + reach))
-    one_hot = np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel_size)
-    kernels = np.tile(one_hot, (channels, 1, 1, 1))
     shape = np.array([0, channels * taps, *grid], dtype=np.int64)
     image = op.Reshape(columns, op.Constant(value=ir.tensor(shape)))
     return op.ConvTranspose(
         image,
-        op.Constant(value=ir.tensor(kernels)),
+        _one_hot_kernels(channels, kernel_size),
         group=channels,
         dilations=list(dilation),
         kernel_shape=list(kernel_size),
@@ -56,3 +82,10 @@ def fold(
         pads=[*padding, *padding],
         strides=list(stride),
     )
+
+
+def _one_hot_kernels(channels: int, kernel_size: Sequence[int]) -> Any:
+    """(channels * kh * kw, 1, kh, kw): every channel has one kernel for each tap."""
+    taps = kernel_size[0] * kernel_size[1]
+    one_hot = np.eye(taps, dtype=np.float32).reshape(taps, 1, *kernel_size)
+    return op.Constant(value=ir.tensor(np.tile(one_hot, (channels, 1, 1, 1))))
