@@ -75,7 +75,9 @@ def decided(exact: NDArray[np.float32], tolerance: Tolerance) -> NDArray[np.bool
     if exact.shape[1] < 2:
         return np.zeros(len(exact), dtype=bool)
     best = np.partition(exact, -2, axis=1)[:, -2:]
-    return best[:, 1] - best[:, 0] > tolerance.margin * spread_between_images(exact, "the float32 graph")
+    return best[:, 1] - best[:, 0] > tolerance.margin * spread_between_images(
+        exact, "the float32 graph"
+    )
 
 
 def holds(found: Emulated, tolerance: Tolerance, *, classes: bool) -> bool:
