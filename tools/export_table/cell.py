@@ -75,14 +75,8 @@ def _versions(row: Row) -> dict[str, str]:
     by_prefix = {"torchvision": "torchvision", "transformers": "transformers"}
     prefix = row.model.partition(":")[0].partition(".")[0]
     library = "vit-pytorch" if prefix == "vit_pytorch" else by_prefix.get(prefix, "timm")
-    names = ("vitdeploy", "torch", library, "onnxruntime", "tensorrt-rtx-cu13")
-    found = {}
-    for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found
+    names = ("torch", library, "onnxruntime", "tensorrt-rtx-cu13")
+    return {name: metadata.version(name) for name in names}
 
 
 def _cells(row: Row, wanted: list[list[str]]) -> Iterator[tuple[list[str], Found]]:
