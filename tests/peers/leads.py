@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.peers.record import PeerRecord, TimingRecord
@@ -39,8 +39,9 @@ def cosine_distance(row: PeerRecord) -> float | None:
 
 
 _ANSWERS = (
-    "the intervals in the table say whether the difference is one; behind GELU, where nothing can "
-    "be folded, NNCF divides channels by a multiplication that stays in the graph"
+    "behind GELU, where nothing can be folded, NNCF divides channels by a multiplication that "
+    "stays in the graph; dynamic quantization takes a new scale for each batch, which TensorRT "
+    "does not; and whether a difference is one, the intervals say"
 )
 
 COLUMNS = (
@@ -95,25 +96,48 @@ _SPEED_REASONS = {
 }
 
 
-def columns_lost(
-    subject: Subject, rows: Mapping[str, PeerRecord | None], timed: TimingRecord | None
-) -> list[str]:
-    """One line for each column in which a quantizing peer has a better figure."""
-    peers = {key: row for key, row in rows.items() if row is not None and key != "float"}
+@dataclass(frozen=True)
+class Compared:
+    """All records of a subject; None for those that have not been made."""
+
+    subject: Subject
+    rows: Mapping[str, PeerRecord | None]
+    timed: TimingRecord | None = None
+
+
+def columns_lost(compared: Sequence[Compared]) -> list[str]:
+    """A line for each column in which a quantizing peer has a better figure somewhere."""
+    found = [
+        (
+            column.title,
+            column.reason,
+            [(c.subject.key, _in_column(column, c.rows)) for c in compared],
+        )
+        for column in COLUMNS
+    ]
+    found += [
+        (
+            f"throughput on {runtime}",
+            reason,
+            [(c.subject.key, _lost(_rates(c.timed, runtime), True, "{:.1f}/s")) for c in compared],
+        )
+        for runtime, reason in _SPEED_REASONS.items()
+    ]
     lines = []
-    for column in COLUMNS:
-        figures = {
-            key: figure for key, row in peers.items() if (figure := column.figure(row)) is not None
-        }
-        line = _lost(figures, column.more_is_better, column.shown)
-        if line:
-            lines.append(f"- {subject.key}, {column.title}: {line}: {column.reason}.")
-    for runtime in RUNTIMES if timed is not None else ():
-        line = _lost(_rates(timed, runtime), True, "{:.1f} images/s")
-        if line:
-            reason = _SPEED_REASONS[runtime]
-            lines.append(f"- {subject.key}, throughput on {runtime}: {line}: {reason}.")
+    for title, reason, by_subject in found:
+        lost = [f"{key}: {line}" for key, line in by_subject if line]
+        if lost:
+            lines += [f"- **{title}**: {reason}.", *(f"  - {line}" for line in lost)]
     return lines
+
+
+def _in_column(column: Column, rows: Mapping[str, PeerRecord | None]) -> str:
+    figures = {
+        key: figure
+        for key, row in rows.items()
+        if row is not None and key != "float" and (figure := column.figure(row)) is not None
+    }
+    return _lost(figures, column.more_is_better, column.shown)
 
 
 def _rates(timed: TimingRecord | None, runtime: str) -> dict[str, float]:

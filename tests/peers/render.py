@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tests.peers import record
-from tests.peers.leads import columns_lost, cosine_distance
+from tests.peers.leads import Compared, columns_lost, cosine_distance
 from tests.peers.record import Answers, PeerRecord, Setting, TimingRecord
 from tests.peers.registry import PEERS, Peer
 from tests.peers.sessions import RUNTIMES
@@ -50,13 +50,13 @@ def rendered() -> str:
     """The page. What has not been run says so."""
     parts = [_HEAD, *_settings(), "\n## Who, and how they are called\n"]
     parts += [f"- **{peer.title}**: {peer.setting}." for peer in PEERS.values()]
-    lost: list[str] = []
+    compared: list[Compared] = []
     for subject in SUBJECTS.values():
         rows = {key: record.read_peer(subject.key, key) for key in PEERS}
         timed = record.read_timing(subject.key)
         parts += [f"\n## {subject.title[0].upper()}{subject.title[1:]}\n"]
         parts += _subject(subject, rows)
-        lost += columns_lost(subject, rows, timed)
+        compared.append(Compared(subject, rows, timed))
     parts.append(_TIMED)
     for subject in SUBJECTS.values():
         timed = record.read_timing(subject.key)
@@ -65,7 +65,10 @@ def rendered() -> str:
     missing = [s.title for s in SUBJECTS.values() if record.read_timing(s.key) is None]
     if missing:
         parts.append(f"\nNot timed: {'; '.join(missing)}.")
-    parts += ["\n## Where vitdeploy does not lead\n", *(lost or ["Nowhere in these records."])]
+    parts += [
+        "\n## Where vitdeploy does not lead\n",
+        *(columns_lost(compared) or ["Nowhere in these records."]),
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.peers import child, record
 from tests.peers.child import last_words
-from tests.peers.leads import columns_lost
+from tests.peers.leads import Compared, columns_lost
 from tests.peers.record import Cost, PeerRecord, Setting
 from tests.peers.registry import PEERS, Peer
 from tests.peers.render import rendered
@@ -92,7 +92,7 @@ def test_every_column_we_lose_is_named() -> None:
         "modelopt": _row("modelopt", error="failed"),
         "nncf-onnx": None,
     }
-    lines = columns_lost(DEMO, rows, None)
+    lines = columns_lost([Compared(DEMO, rows)])
     assert len(lines) == 1
     assert (
         "file size: ONNX Runtime static, default with 1.00 MB before vitdeploy with 2.00"
@@ -102,7 +102,7 @@ def test_every_column_we_lose_is_named() -> None:
 
 def test_without_a_figure_of_our_own_nothing_is_led() -> None:
     rows = {"vitdeploy": _row("vitdeploy", error="refused"), "ort-static": _row("ort-static")}
-    assert any("vitdeploy has no figure" in line for line in columns_lost(DEMO, rows, None))
+    assert any("vitdeploy has no figure" in line for line in columns_lost([Compared(DEMO, rows)]))
 
 
 def test_last_words_are_the_error_itself() -> None:
