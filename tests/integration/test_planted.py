@@ -39,8 +39,8 @@ PLANTS = {
     "norm 20": Plant(lambda graph: planted_models.norm_outliers(graph, 20), 0.995),
     "norm 50": Plant(lambda graph: planted_models.norm_outliers(graph, 50), 0.995),
     "norm 100": Plant(lambda graph: planted_models.norm_outliers(graph, 100), 0.995),
-    "gelu 20": Plant(lambda graph: planted_models.gelu_outliers(graph, 20), 0.98),
-    "gelu 100": Plant(lambda graph: planted_models.gelu_outliers(graph, 100), 0.98),
+    "gelu 20": Plant(lambda graph: planted_models.gelu_outliers(graph, 20), 0.995),
+    "gelu 100": Plant(lambda graph: planted_models.gelu_outliers(graph, 100), 0.995),
     "logits 2": Plant(lambda graph: planted_models.large_logits(graph, 2), 0.98),
     "logits 3": Plant(lambda graph: planted_models.large_logits(graph, 3), 0.98),
 }

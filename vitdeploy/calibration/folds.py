@@ -3,7 +3,8 @@
 LayerNorm's gamma and beta are divided and the rows of the Linear behind it
 multiplied (RepQ-ViT, arXiv 2212.08254; SmoothQuant, arXiv 2211.10438); so are
 the value projection's columns, which attention only averages over tokens, and
-the rows of the projection behind the attention.
+the rows of the projection behind the attention. Where there is nothing before to
+divide, as behind a GELU, one multiplication of the tensor is inserted instead.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Fold:
     channels, and `mixed` the moved copy of it that attention multiplies.
     """
 
-    kind: Literal["layer norm", "value"]
+    kind: Literal["layer norm", "value", "inserted"]
     source: str
     activation: str
     channels: NDArray[np.int64]
@@ -63,8 +64,34 @@ def find_folds(model: ir.Model, linears: Sequence[LinearNode], image: NDArray) -
     return [fold for fold in found if fold is not None]
 
 
+def find_insertions(
+    model: ir.Model, linears: Sequence[LinearNode], folds: Sequence[Fold]
+) -> list[Fold]:
+    """Every input of Linear layers with weights of their own that no fold makes smaller.
+
+    Dividing there costs an operator: one that runtimes compute together with
+    the GELU or the like before it.
+    """
+    weights = {node.name: node.inputs[1] for node in model.graph if len(node.inputs) > 1}
+    values = {value.name: value for node in model.graph for value in node.outputs}
+    readers: dict[str, list[LinearNode]] = {}
+    for linear in linears:
+        readers.setdefault(linear.activation, []).append(linear)
+    for fold in folds:
+        readers.pop(fold.activation, None)
+    found = []
+    for name, layers in readers.items():
+        own = all((weight := weights[layer.name]) and len(weight.uses()) == 1 for layer in layers)
+        if own and not values[name].is_graph_output():
+            channels = np.arange(_array(weights[layers[0].name]).shape[1 - layers[0].weight_axis])
+            found.append(Fold("inserted", name, name, channels, (), tuple(layers)))
+    return found
+
+
 def apply_fold(model: ir.Model, fold: Fold, scales: NDArray[np.float32]) -> None:
     """Divide by `scales` (K,) before and multiply behind, in place."""
+    if fold.kind == "inserted":
+        _insert_division(model.graph, fold, scales)
     nodes = {node.name: node for node in model.graph}
     for part in fold.divided:
         node = nodes[part.node]
@@ -188,6 +215,27 @@ class _FoldFinder:
             i for i, v in enumerate(adder.inputs) if v is not None and v.name == linear.bias
         ]
         return (DividedInput(str(adder.name), index, len(_shape_of(adder.inputs[index])) - 1),)
+
+
+def _insert_division(graph: ir.Graph, fold: Fold, scales: NDArray[np.float32]) -> None:
+    """The readers get the divided tensor, under the name that the tensor had."""
+    value = next(v for node in graph for v in node.outputs if v.name == fold.activation)
+    readers = {reader.name for reader in fold.readers}
+    uses = [use for use in value.uses() if use.node.name in readers and use.idx == 0]
+    value.name = f"{fold.activation}_undivided"
+    factors = (1 / scales).astype(np.float32)
+    name = f"{fold.activation}_factors"
+    constant = ir.Value(name=name, const_value=ir.Tensor(factors, name=name))
+    constant.dtype, constant.shape = ir.DataType.FLOAT, ir.Shape([len(factors)])
+    graph.register_initializer(constant)
+    node = ir.node("Mul", [value, constant], name=f"{fold.activation}/divide")
+    divided = node.outputs[0]
+    divided.name, divided.dtype, divided.shape = fold.activation, ir.DataType.FLOAT, value.shape
+    producer = value.producer()
+    assert producer is not None  # linear_nodes takes computed activations only
+    graph.insert_after(producer, node)
+    for use in uses:
+        use.node.replace_input_with(use.idx, divided)
 
 
 def _product_behind(activation: ir.Value) -> ir.Node | None:

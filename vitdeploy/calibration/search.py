@@ -21,8 +21,11 @@ Array = NDArray[np.float32]
 ALPHAS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """How much of a channel's range moves into the weight: SmoothQuant's exponent."""
 
-_LEAST_GAIN = 0.98
+LEAST_GAIN = 0.02
 """A fold has to remove 2 % of the squared error: less is noise of the rows drawn."""
+
+LEAST_GAIN_INSERTED = 0.5
+"""One that costs an operator has to halve it."""
 
 _LARGEST_FOLD = 4096.0
 
@@ -37,8 +40,11 @@ class FoldChoice:
     error: float
 
 
-def best_fold(rows: Array, maxima: Array, weight: Array, grid: Grid) -> FoldChoice | None:
-    """The alpha under which (rows, K) times (K, out) is answered best; None where none pays.
+def best_fold(
+    rows: Array, maxima: Array, weight: Array, grid: Grid, least_gain: float = LEAST_GAIN
+) -> FoldChoice | None:
+    """The alpha under which (rows, K) times (K, out) is answered best; None where none takes
+    away the share `least_gain` of the error.
 
     `maxima` (K,) are the largest magnitudes of the channels over all images.
     """
@@ -48,7 +54,7 @@ def best_fold(rows: Array, maxima: Array, weight: Array, grid: Grid) -> FoldChoi
     for alpha in ALPHAS:
         scales = fold_scales(maxima, np.abs(weight).max(axis=1), alpha)
         error = _fold_error(rows, maxima, weight, scales, exact, grid)
-        if error < (_LEAST_GAIN * before if found is None else found.error):
+        if error < ((1 - least_gain) * before if found is None else found.error):
             found = FoldChoice(alpha, scales, before, error)
     return found
 

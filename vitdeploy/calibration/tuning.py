@@ -9,14 +9,20 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from vitdeploy.calibration.answers import answers, error_between, inputs_of
-from vitdeploy.calibration.folds import Fold, apply_fold, find_folds
+from vitdeploy.calibration.folds import Fold, apply_fold, find_folds, find_insertions
 from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes, weight_of
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.calibration.qdq import add_to_bias, insert_qdq
 from vitdeploy.calibration.ranges import RangeMethod, activation_scale, candidate_scales
-from vitdeploy.calibration.search import best_fold, best_range, bias_correction
+from vitdeploy.calibration.search import (
+    LEAST_GAIN,
+    LEAST_GAIN_INSERTED,
+    best_fold,
+    best_range,
+    bias_correction,
+)
 from vitdeploy.calibration.statistics import search_images
 from vitdeploy.graph import files
 
@@ -53,7 +59,9 @@ class Tuning:
 
     def look(self) -> None:
         """The first pass over all images, and rows of a few for the searches."""
-        folds = find_folds(self.graph, list(linear_nodes(self.graph)), self._one_image())
+        linears = list(linear_nodes(self.graph))
+        folds = find_folds(self.graph, linears, self._one_image())
+        folds += find_insertions(self.graph, linears, folds)
         self._folds = [fold for fold in folds if fold.activation in self._readers]
         wanted = [*self.plan.activations, *(f.projected for f in self._folds if self._mixes(f))]
         self._maxima = self.gathering.maxima(self.graph, list(dict.fromkeys(wanted)))
@@ -65,7 +73,9 @@ class Tuning:
             for fold in self._folds:
                 name = fold.activation
                 weight = self._weights(list(fold.readers))
-                found = best_fold(_flat(self._rows[name]), self._maxima[name], weight, self.grid)
+                gain = LEAST_GAIN_INSERTED if fold.kind == "inserted" else LEAST_GAIN
+                rows, maxima = _flat(self._rows[name]), self._maxima[name]
+                found = best_fold(rows, maxima, weight, self.grid, gain)
                 if found is not None:
                     apply_fold(self.graph, fold, found.scales)
                     self._rows[name] = self._rows[name] / found.scales
