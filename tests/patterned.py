@@ -79,7 +79,11 @@ def patterned_model(folder: Path) -> OnnxModel:
     return export(source, ExportOptions(), folder)
 
 
-PLAIN = QuantizationOptions(method="absmax", correct_bias=False)
+RUINOUS = 3e5
+"""For `PLAIN`. `RUINOUS_TO_ALL` is so to every method, and FP16 does not hold it."""
+RUINOUS_TO_ALL = 3e6
+
+PLAIN = QuantizationOptions(method="absmax", fold=False, correct_bias=False)
 """What is least clever, so that a ruined layer stays ruined."""
 
 
@@ -110,21 +114,21 @@ def patterned(folder: Path) -> Patterned:
     return Patterned(patterned_model(folder), images, choose(images, count=32), evaluation)
 
 
-def ruined(model: OnnxModel, folder: Path, *layers: str) -> OnnxModel:
+def ruined(model: OnnxModel, folder: Path, *layers: str, factor: float = RUINOUS) -> OnnxModel:
     """A copy of `model` in which INT8 loses what these layers compute, and float does not."""
     graph = files.load(model)
     for layer in layers:
-        ruin(graph, layer)
+        ruin(graph, layer, factor)
     return files.save(graph, model.description, folder / "ruined.onnx")
 
 
-def ruin(graph: ir.Model, layer: str, factor: float = 3000.0) -> None:
+def ruin(graph: ir.Model, layer: str, factor: float) -> None:
     """Channels of what `layer` reads become `factor` times as large, in place.
 
     For a layer behind a Gelu: the columns of the layer before are multiplied
     and its own rows divided, for the channels that it uses least. Nothing folds
-    that away, as Gelu is not linear, and one range for all channels leaves the
-    others no steps.
+    that away, as Gelu is not linear and the factor is beyond what is inserted,
+    and one range for all channels leaves the others no steps.
     """
     layers = {linear.name: linear for linear in linear_nodes(graph)}
     behind = layers[layer]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from command_line import Outcome, listing, require_one_error, run
-from patterned import Patterned, patterned, patterned_images, ruined
+from patterned import RUINOUS_TO_ALL, Patterned, patterned, patterned_images, ruined
 
 from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.cli.build_engine import command
@@ -28,7 +28,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Patterned:
 @pytest.fixture(scope="module")
 def bad(bench: Patterned, tmp_path_factory: pytest.TempPathFactory) -> OnnxModel:
     """One layer of it that INT8 loses."""
-    return ruined(bench.model, tmp_path_factory.mktemp("bad"), FIRST)
+    return ruined(bench.model, tmp_path_factory.mktemp("bad"), FIRST, factor=RUINOUS_TO_ALL)
 
 
 def arguments(model: OnnxModel, bench: Patterned, *more: str) -> list[str]:
