@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tests.peers import record
 from tests.peers.leads import Compared, columns_lost, cosine_distance
@@ -41,28 +42,29 @@ _TIMED = """
 ## Throughput
 
 All files on both runtimes in turns in one process, medians; in brackets how many times as fast as
-the float model on ONNX Runtime, with the 95 % interval over rounds (what slows the machine for a
-while slows all of them, and the ratios stay).
+the float model on ONNX Runtime in the same rounds, with the 95 % interval over rounds. The ratios
+are what to compare: other work on the machine changes the rates. Where a run has not settled,
+differences within the intervals mean nothing.
 """
 
 
 def rendered() -> str:
     """The page. What has not been run says so."""
-    parts = [_HEAD, *_settings(), "\n## Who, and how they are called\n"]
+    subjects = _subjects()
+    parts = [_HEAD, *_settings(subjects), "\n## Who, and how they are called\n"]
     parts += [f"- **{peer.title}**: {peer.setting}." for peer in PEERS.values()]
     compared: list[Compared] = []
-    for subject in SUBJECTS.values():
+    for subject in subjects:
         rows = {key: record.read_peer(subject.key, key) for key in PEERS}
         timed = record.read_timing(subject.key)
         parts += [f"\n## {subject.title[0].upper()}{subject.title[1:]}\n"]
         parts += _subject(subject, rows)
         compared.append(Compared(subject, rows, timed))
     parts.append(_TIMED)
-    for subject in SUBJECTS.values():
-        timed = record.read_timing(subject.key)
-        if timed is not None:
-            parts += _throughput(subject, timed)
-    missing = [s.title for s in SUBJECTS.values() if record.read_timing(s.key) is None]
+    for entry in compared:
+        if entry.timed is not None:
+            parts += _throughput(entry.subject, entry.timed)
+    missing = [entry.subject.title for entry in compared if entry.timed is None]
     if missing:
         parts.append(f"\nNot timed: {'; '.join(missing)}.")
     parts += [
@@ -72,12 +74,20 @@ def rendered() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _settings() -> list[str]:
+def _subjects() -> list[Subject]:
+    """Those that are named here, and every other that has records."""
+    folders = sorted(record.RESULTS.iterdir()) if record.RESULTS.is_dir() else []
+    others = [folder.name for folder in folders if folder.name not in SUBJECTS]
+    known = SUBJECTS["demo"]
+    return [*SUBJECTS.values(), *(replace(known, key=name, title=name) for name in others)]
+
+
+def _settings(subjects: Sequence[Subject]) -> list[str]:
     found = [
         row.setting
-        for subject in SUBJECTS
+        for subject in subjects
         for key in PEERS
-        if (row := record.read_peer(subject, key)) is not None
+        if (row := record.read_peer(subject.key, key)) is not None
     ]
     if not found:
         return ["\nNothing has been run yet."]
@@ -115,7 +125,8 @@ def _subject(subject: Subject, rows: Mapping[str, PeerRecord | None]) -> list[st
     compared = next(
         (a.comparison for r in rows.values() if r for a in r.answers if a.comparison), None
     )
-    said = f"\n{subject.calibration_images} calibration images"
+    images = next((row.images for row in rows.values() if row), subject.calibration_images)
+    said = f"\n{images} calibration images"
     if compared is not None:
         entropy = f"{compared.source_entropy_bits:.2f} bits"
         said += f", {compared.images} evaluation images (entropy of the float answers {entropy})"

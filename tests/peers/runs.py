@@ -65,7 +65,7 @@ def run_peer(bench: Bench, peer: Peer) -> PeerRecord:
     record = PeerRecord(
         subject=bench.subject.key,
         peer=peer.key,
-        images=bench.subject.calibration_images,
+        images=bench.prepared.image_count(),
         setting=setting_of(peer.packages, bench.threads),
     )
     error = child.run(

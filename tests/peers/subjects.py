@@ -57,6 +57,11 @@ class Prepared:
         for path in sorted((self.folder / "calibration").glob("*.npy")):
             yield np.load(path)
 
+    def image_count(self) -> int:
+        """Calibration images that were drawn: fewer than asked for where the folder holds fewer."""
+        paths = (self.folder / "calibration").glob("*.npy")
+        return sum(len(np.load(path, mmap_mode="r")) for path in paths)
+
     def single_images(self) -> Iterator[NDArray[np.float32]]:
         """(1, channels, height, width) each, the same images in the same order."""
         for batch in self.batches():
