@@ -89,8 +89,9 @@ COLUMNS = (
 )
 
 _SPEED = (
-    "NNCF and Model Optimizer quantize products of attention and the patch embedding as well, which "
-    "stay in float here for the sake of the answers; whether a difference is one, the intervals say"
+    "NNCF and Model Optimizer quantize products of attention and the patch embedding as well, "
+    "which stay in float here for the sake of the answers; whether a difference is one, the "
+    "intervals say"
 )
 
 
@@ -116,10 +117,10 @@ def columns_lost(compared: Sequence[Compared]) -> list[str]:
     found += [
         (
             f"throughput on {runtime}",
-            reason,
+            _SPEED,
             [(c.subject.key, _lost(_ratios(c.timed, runtime), True, "{:.2f}x")) for c in compared],
         )
-        for runtime, reason in _SPEED_REASONS.items()
+        for runtime in RUNTIMES
     ]
     lines = []
     for title, reason, by_subject in found:
