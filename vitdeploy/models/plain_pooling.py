@@ -19,9 +19,19 @@ class MeanOfCells(nn.AdaptiveAvgPool2d):
         return images.mean((-2, -1), keepdim=True)
 
 
+class MeanOfTokens(nn.AdaptiveAvgPool1d):
+    """The same results as `nn.AdaptiveAvgPool1d(1)` (Swin of transformers)."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """(n, channels, tokens) to (n, channels, 1)."""
+        return tokens.mean(-1, keepdim=True)
+
+
 def use_plain_pooling(module: nn.Module) -> nn.Module:
     """Make `module`, a copy of the caller's, trace every pooling to one cell as a mean."""
     for part in module.modules():
         if type(part) is nn.AdaptiveAvgPool2d and part.output_size in (1, (1, 1)):
             part.__class__ = MeanOfCells
+        if type(part) is nn.AdaptiveAvgPool1d and part.output_size in (1, (1,)):
+            part.__class__ = MeanOfTokens
     return module
