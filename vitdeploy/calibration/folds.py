@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.calibration.channels import ChannelTracer, Read, moved_from
 from vitdeploy.calibration.linear import LinearNode
+from vitdeploy.graph.edits import store
 
 
 @dataclass(frozen=True)
@@ -224,10 +225,7 @@ def _insert_division(graph: ir.Graph, fold: Fold, scales: NDArray[np.float32]) -
     uses = [use for use in value.uses() if use.node.name in readers and use.idx == 0]
     value.name = f"{fold.activation}_undivided"
     factors = (1 / scales).astype(np.float32)
-    name = f"{fold.activation}_factors"
-    constant = ir.Value(name=name, const_value=ir.Tensor(factors, name=name))
-    constant.dtype, constant.shape = ir.DataType.FLOAT, ir.Shape([len(factors)])
-    graph.register_initializer(constant)
+    constant = store(graph, f"{fold.activation}_factors", factors)
     node = ir.node("Mul", [value, constant], name=f"{fold.activation}/divide")
     divided = node.outputs[0]
     divided.name, divided.dtype, divided.shape = fold.activation, ir.DataType.FLOAT, value.shape
@@ -278,8 +276,5 @@ def _replace(graph: ir.Graph, node: ir.Node, index: int, array: NDArray) -> None
     if len(old.uses()) == 1:
         old.const_value = ir.Tensor(array.astype(np.float32), name=old.name)
         return
-    name = f"{old.name}_of_{node.name}"
-    new = ir.Value(name=name, const_value=ir.Tensor(array.astype(np.float32), name=name))
-    new.dtype, new.shape = ir.DataType.FLOAT, ir.Shape(list(array.shape))
-    graph.register_initializer(new)
+    new = store(graph, f"{old.name}_of_{node.name}", array.astype(np.float32))
     node.replace_input_with(index, new)

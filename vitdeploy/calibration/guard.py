@@ -8,17 +8,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.artifacts.onnx_model import ModelDescription
-from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.calibration.answers import answers, inputs_of
 from vitdeploy.calibration.drawing import draw
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.calibration.sensitivity import sensitivities
 from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.errors import GateFailedError
-from vitdeploy.graph import files
-from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.images import ImageSet, scan
 from vitdeploy.progress import SILENT, Progress
 
@@ -78,10 +74,12 @@ def agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
     description = tuning.gathering.model.description
     fresh = judging_images(calibration, progress=progress)
     images = fresh or calibration.images.take(range(min(HELD_OUT, len(calibration))))
-    exact, answered = (
-        _answers(files.runnable(graph), description, images, progress)
-        for graph in (tuning.graph, tuning.quantized(part))
-    )
+    inputs = inputs_of(images, description)
+    with progress.task("comparing with the float model", 2) as task:
+        exact = answers(tuning.graph, inputs)
+        task.advance()
+        answered = answers(tuning.quantized(part), inputs)
+        task.advance()
     classes = description.source.task == "classify" and description.output in _CLASSES
     share, measure = _compared(exact, answered, classes=classes)
     return Agreement(len(images), share, measure, fresh is not None)
@@ -100,22 +98,6 @@ def require_agreement(tuning: Tuning, part: QuantizationPlan) -> Agreement:
         hint=f"keep layers in float ({keep}), let --max-drop choose them, "
         "or take the graph all the same with --force",
     )
-
-
-def _answers(
-    graph: RunnableGraph, description: ModelDescription, images: ImageSet, progress: Progress
-) -> NDArray[np.float32]:
-    """(images, numbers), the graph computed as it is written."""
-    session = GraphSession(graph, optimize=False)
-    answers = logits_of(
-        session,
-        images,
-        description.source.preprocessing,
-        description.resolution,
-        as_bytes=description.input_format == "uint8-nhwc",
-        progress=progress,
-    )
-    return answers.reshape(len(answers), -1)
 
 
 def _compared(

@@ -12,6 +12,7 @@ from vitdeploy.calibration.grids import INT8, Grid, quantize_weight, weight_scal
 from vitdeploy.calibration.linear import LinearNode
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.errors import CalibrationError
+from vitdeploy.graph.edits import store
 
 
 def insert_qdq(
@@ -65,7 +66,7 @@ def add_to_bias(model: ir.Model, linear: LinearNode, shift: NDArray[np.float32])
     assert bias.const_value is not None  # linear_nodes names constant biases only
     name = f"{bias.name}_corrected_for_{linear.name}"
     corrected = (bias.const_value.numpy() + shift).astype(np.float32)
-    adder.replace_input_with(index, _constant(model.graph, name, corrected))
+    adder.replace_input_with(index, store(model.graph, name, corrected))
 
 
 def _rounded(scales: NDArray[np.floating], half: bool) -> NDArray[np.float32]:
@@ -90,8 +91,8 @@ def _quantized_activation(
     producer = value.producer()
     if producer is None:
         raise CalibrationError(f"{name} is an input of the graph and is not quantized")
-    scale_value = _constant(graph, f"{name}_scale", scale)
-    zero = _constant(graph, f"{name}_zero_point", grid.numbers(np.zeros(())))
+    scale_value = store(graph, f"{name}_scale", scale)
+    zero = store(graph, f"{name}_zero_point", grid.numbers(np.zeros(())))
     quantize = ir.node("QuantizeLinear", [value, scale_value, zero], name=f"{name}/quantize")
     numbers = quantize.outputs[0]
     numbers.name, numbers.dtype, numbers.shape = f"{name}_{grid.name}", grid.data_type, value.shape
@@ -111,9 +112,9 @@ def _quantized_weight(graph: ir.Graph, linear: LinearNode, grid: Grid, half: boo
     numbers = quantize_weight(weight, scales, linear.weight_axis, grid)
     zeros = grid.numbers(np.zeros(len(scales)))
     inputs = [
-        _constant(graph, f"{linear.weight}_{grid.name}", numbers),
-        _constant(graph, f"{linear.weight}_scale", scales),
-        _constant(graph, f"{linear.weight}_zero_point", zeros),
+        store(graph, f"{linear.weight}_{grid.name}", numbers),
+        store(graph, f"{linear.weight}_scale", scales),
+        store(graph, f"{linear.weight}_zero_point", zeros),
     ]
     node = ir.node(
         "DequantizeLinear",
@@ -126,10 +127,3 @@ def _quantized_weight(graph: ir.Graph, linear: LinearNode, grid: Grid, half: boo
     result.dtype, result.shape = ir.DataType.FLOAT, ir.Shape(list(weight.shape))
     graph.insert_before(graph[0], node)
     return result
-
-
-def _constant(graph: ir.Graph, name: str, array: NDArray) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
-    value.dtype, value.shape = value.const_value.dtype, ir.Shape(list(array.shape))  # type: ignore[union-attr]
-    graph.register_initializer(value)
-    return value

@@ -15,6 +15,7 @@ from vitdeploy.backends.onnxruntime_ import GraphSession, fastest_device
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.errors import CalibrationError
 from vitdeploy.graph import files
+from vitdeploy.graph.edits import store
 from vitdeploy.images import batches
 from vitdeploy.progress import SILENT, Progress
 
@@ -189,7 +190,8 @@ def _extremes(graph: ir.Graph, value: ir.Value, name: str) -> list[ir.Value]:
     over = list(range(len(value.shape) - 1))
     inputs, attributes = [value], {"keepdims": 0, "axes": over}
     if graph.opset_imports.get("", 20) >= 18:
-        inputs, attributes = [value, _integers(graph, f"{name}/axes", over)], {"keepdims": 0}
+        axes = store(graph, f"{name}/axes", np.array(over, dtype=np.int64))
+        inputs, attributes = [value, axes], {"keepdims": 0}
     nodes = [ir.node(op, inputs, attributes, name=f"{name}/{op}") for op in _EXTREMES]
     nodes.append(ir.node("ReduceSum", [value], {"keepdims": 0}, name=f"{name}/ReduceSum"))
     for node in nodes:
@@ -208,7 +210,7 @@ def _thinned(graph: ir.Graph, value: ir.Value, name: str) -> ir.Value:
         return value
     limits = (0, rows, len(shape) - 2, _step(rows))
     settings = [
-        _integers(graph, f"{name}/{what}", [number])
+        store(graph, f"{name}/{what}", np.array([number], dtype=np.int64))
         for what, number in zip(("start", "end", "axis", "step"), limits, strict=True)
     ]
     node = ir.node("Slice", [value, *settings], name=f"{name}/Slice")
@@ -227,10 +229,3 @@ def _step(rows: int) -> int:
     ):
         step += 1
     return step
-
-
-def _integers(graph: ir.Graph, name: str, numbers: list[int]) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.Tensor(np.array(numbers, dtype=np.int64), name=name))
-    value.dtype, value.shape = ir.DataType.INT64, ir.Shape([len(numbers)])
-    graph.register_initializer(value)
-    return value

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from vitdeploy.errors import InputError
+from vitdeploy.graph.edits import store
 
 CHUNK = 16
 """Products that one instruction adds up before its sum is rounded: a warp's half-precision
@@ -74,7 +74,7 @@ class _Builder:
         return node.outputs[0]
 
     def integers(self, *numbers: int) -> ir.Value:
-        return _constant(self._graph, self._name("ints"), np.array(numbers, np.int64))
+        return store(self._graph, self._name("ints"), np.array(numbers, np.int64))
 
     def rounded(self, value: ir.Value, half: ir.DataType) -> ir.Value:
         narrow = self.op("Cast", [value], {"to": half})
@@ -168,7 +168,7 @@ class _Builder:
         return default if attribute is None else attribute.value
 
     def _number(self, number: float) -> ir.Value:
-        return _constant(self._graph, self._name("number"), np.float32(number).reshape(()))
+        return store(self._graph, self._name("number"), np.float32(number).reshape(()))
 
     def _name(self, what: str) -> str:
         self._count += 1
@@ -189,10 +189,3 @@ def _rounded_sum(name: str, half: ir.DataType) -> ir.Graph:
         node.name = node.outputs[0].name = f"{name}/{index}"
     widened.outputs[0].dtype = ir.DataType.FLOAT
     return ir.Graph([total, left, right], widened.outputs, nodes=nodes, name=name)
-
-
-def _constant(graph: ir.Graph, name: str, array: NDArray) -> ir.Value:
-    value = ir.Value(name=name, const_value=ir.Tensor(array, name=name))
-    value.dtype, value.shape = ir.DataType.from_numpy(array.dtype), ir.Shape(list(array.shape))
-    graph.register_initializer(value)
-    return value

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.edits import store
+
 
 def scale_queries_first(model: ir.Model) -> ir.Model:
     """(Q K^T) * s becomes (Q * s) K^T wherever a product of two activations is scaled.
@@ -25,7 +27,7 @@ def scale_queries_first(model: ir.Model) -> ir.Model:
             continue
         query = matmul.inputs[0]
         assert query is not None
-        factor = _stored(graph, f"{node.name}.scale", scale[1])
+        factor = store(graph, f"{node.name}.scale", np.array(scale[1], dtype=np.float32))
         scaled = ir.node("Mul", [query, factor], name=node.name)
         value = scaled.outputs[0]
         value.name, value.type, value.shape = f"{query.name}_scaled", query.type, query.shape
@@ -56,12 +58,3 @@ def _multiplies_activations(node: ir.Node) -> bool:
         value is not None and ir.convenience.get_const_tensor(value) is None
         for value in node.inputs
     )
-
-
-def _stored(graph: ir.Graph, name: str, number: float) -> ir.Value:
-    tensor = ir.Tensor(np.array(number, dtype=np.float32), name=name)
-    value = ir.Value(
-        name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=tensor.shape, const_value=tensor
-    )
-    graph.register_initializer(value)
-    return value
