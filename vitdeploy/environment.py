@@ -40,6 +40,11 @@ class Environment:
             for feature in ("avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm")
         )
 
+    @property
+    def has_vnni(self) -> bool:
+        """x86 instructions that multiply unsigned bytes by signed ones, exactly."""
+        return "avx512_vnni" in self.cpu_features or "avx_vnni" in self.cpu_features
+
 
 def describe() -> Environment:
     """Look at this machine. Cheap: nothing heavy is imported."""
