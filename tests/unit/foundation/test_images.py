@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitdeploy import images as module
 from vitdeploy.errors import InputError
 from vitdeploy.images import batches, decode, image_digest, natural_key, scan, unreadable
+from vitdeploy.images import batching as module
 from vitdeploy.preprocessing import Preprocessing
 
 
