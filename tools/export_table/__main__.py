@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 from tools.export_table.render import rendered
-from tools.export_table.rows import ROWS, Row
+from tools.export_table.rows import PRECISIONS, ROWS, Row, takes
 
 ROOT = Path(__file__).resolve().parents[2]
 CELLS = ROOT / "docs" / "export-table"
@@ -30,7 +30,9 @@ def run(chosen: list[str]) -> None:
     CELLS.mkdir(exist_ok=True)
     sizes = [size for size in SIZES if size in chosen] or SIZES
     names = set(chosen) - set(SIZES)
-    cells = [(size, precision) for size in sizes for precision in ("fp32", "fp16")]
+    cells = [
+        (size, precision) for size in sizes for precision in PRECISIONS if takes(precision, size)
+    ]
     for row in ROWS:
         if not names or row.family in names or row.model in names:
             _run_row(row, [cell for cell in cells if not _path(row, cell).exists()])

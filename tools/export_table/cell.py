@@ -2,7 +2,7 @@
 
     python -m tools.export_table.cell KEY FOLDER SIZE:PRECISION ...
 
-Writes each cell into FOLDER as soon as it is known, both precisions of a size
+Writes each cell into FOLDER as soon as it is known, all precisions of a size
 from one trace.
 """
 
@@ -33,16 +33,21 @@ from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.onnxruntime_ import GraphSession
+from vitdeploy.calibration.quantize import QuantizationOptions
+from vitdeploy.demo import assets
 from vitdeploy.errors import VitDeployError
 from vitdeploy.export.export import ExportOptions
 from vitdeploy.graph.emulation import emulate
-from vitdeploy.images import batches
+from vitdeploy.images import batches, scan
 from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Size
 from vitdeploy.target import parse_targets
 
 BATCH = 4
-TARGETS = ("sm86", "sm89", "sm120")
+CALIBRATION_IMAGES = 64
+_ALL = ("sm86", "sm89", "sm120")
+TARGETS = {"fp32": _ALL, "fp16": ("sm75", *_ALL), "int8": _ALL, "fp8": ("sm89", "sm120")}
+"""What an engine is built for: FP32 products do not exist for SM75, FP8 begins with SM89."""
 
 Found = dict[str, Any]
 Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -148,20 +153,34 @@ class SizeCells:
         model, seconds = self._exported
         if precision != "fp32":
             began = time.perf_counter()
-            request = api.PrecisionRequest(precision=precision, images=self._images)  # type: ignore[arg-type]
-            model = api.with_precision(model, request, self._folder)
+            model = api.with_precision(model, self._request(precision), self._folder)
             seconds = time.perf_counter() - began
         graph = model.path if precision == "fp32" else emulate(model, "fused")
         answered = _in_batches(GraphSession(graph, optimize=precision == "fp32").run, self._inputs)
+        description, quantization = model.description, model.description.quantization
         return {
             "positions": self._sized.positions,
             "export_seconds": round(seconds, 1),
             "parameters": self._source.parameter_count(),
             **_compared(answered, self._expected, self._source.description.task),
-            "kept_float32": len(model.description.kept_float32),
+            "kept_float32": len(description.kept_float32),
             "operators": _operators(model),
-            "builds": _builds(model, self._folder),
+            "quantized": len(quantization.quantized) if quantization else 0,
+            "builds": _builds(model, TARGETS[precision], self._folder),
         }
+
+    def _request(self, precision: str) -> api.PrecisionRequest:
+        """INT8 and FP8 compute the rest in half precision, as on a GPU."""
+        if precision == "fp16":
+            return api.PrecisionRequest(precision="fp16", images=self._images)
+        targets = parse_targets(",".join(TARGETS[precision]))
+        return api.PrecisionRequest(
+            precision=precision,  # type: ignore[arg-type]
+            half=True,
+            calibration=scan(assets.images_folder("calibration")),
+            calibration_count=CALIBRATION_IMAGES,
+            quantization=QuantizationOptions(targets=targets, runtime="tensorrt-rtx"),
+        )
 
     def wrong_resamplings(self) -> dict[str, float]:
         """How far answers would be off, in deviations, had positions been resampled wrongly.
@@ -223,15 +242,15 @@ def _operators(model: OnnxModel) -> list[str]:
     return sorted(held & {"Resize", "If", "Loop", "Scan", "Col2Im", "Range", "NonZero"})
 
 
-def _builds(model: OnnxModel, folder: Path) -> Found:
-    options = BuildOptions(targets=parse_targets(",".join(TARGETS)), batch=(1, 2, 4))
+def _builds(model: OnnxModel, targets: tuple[str, ...], folder: Path) -> Found:
+    options = BuildOptions(targets=parse_targets(",".join(targets)), batch=(1, 2, 4))
     began = time.perf_counter()
     try:
         engine = registry.get("tensorrt-rtx").build(model, options, folder / "out" / "x.engine")
     except VitDeployError as error:
         return {"error": str(error)}
     return {
-        "targets": list(TARGETS),
+        "targets": list(targets),
         "seconds": round(time.perf_counter() - began, 1),
         "megabytes": round(engine.size_bytes / 1e6, 1),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tools.export_table.rows import ROWS, Row
+from tools.export_table.rows import PRECISIONS, ROWS, Row, takes
 
 Cell = dict[str, Any]
 
@@ -14,7 +14,13 @@ LEAST_AGREEMENT = 0.99
 LEAST_WRONG = 1e-2
 """A wrong resampling must be off by a hundred times what is allowed."""
 
+LEAST_QUANTIZED_AGREEMENT = 0.9
+"""What INT8 and FP8 keep of random weights; below it a graph has lost its answers."""
+
 _SIZES = ("native", "other", "oblong")
+_COLUMNS = tuple(
+    (size, precision) for precision in PRECISIONS for size in _SIZES if takes(precision, size)
+)
 
 _HEAD = """# Families, sources and sizes
 
@@ -36,7 +42,12 @@ that all images share hides nothing):
 - **fp16**: the typed graph under the fused emulation against PyTorch: smallest cosine and top-1
   agreement, of feature towers agreement of the nearest neighbour (at least 0.999 and 99 %); nodes
   kept in float32 in brackets.
-- **RTX**: TensorRT-RTX built both graphs for SM86, SM89 and SM120 (no GPU needed).
+- **int8**, **fp8** (native size): the int8-fp16 and fp8-fp16 graphs for a GPU, calibrated on 64
+  other images, under the same emulation: smallest cosine and top-1 agreement; layers and products
+  that are quantized in brackets. Random weights are harder than trained ones, so these forecast no
+  trained model's accuracy (`docs/quantization.md` does); below 90 % is not green.
+- **RTX**: TensorRT-RTX built these graphs (no GPU needed): fp32 and int8 for SM86, SM89 and SM120,
+  fp16 for SM75 too, fp8 for SM89 and SM120.
 - **wrong**: the smallest error a wrong resampling (nearest, aligned corners, transposed grid) would
   have made; it must be far above 1e-4. Empty where nothing is resampled.
 - **cannot**: refused before tracing, for the reason below the table.
@@ -68,20 +79,18 @@ def rendered(cells: list[Cell]) -> str:
 
 def _header() -> str:
     titles = ["family", "model"]
-    titles += [f"{size} fp32" for size in _SIZES] + [f"{size} fp16" for size in _SIZES]
-    titles += ["RTX", "wrong"]
+    titles += [*(" ".join(column) for column in _COLUMNS), "RTX", "wrong"]
     return f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}"
 
 
 def _line(row: Row, cells: dict[tuple[str, str, str, str], Cell], bad: list[str]) -> str:
     parts = [row.family, f"`{row.model}`"]
     found = []
-    for precision in ("fp32", "fp16"):
-        for size in _SIZES:
-            cell = cells.get((row.family, row.model, size, precision))
-            parts.append("not run" if cell is None else _figure(cell, bad))
-            if cell is not None and "error" not in cell:
-                found.append(cell)
+    for size, precision in _COLUMNS:
+        cell = cells.get((row.family, row.model, size, precision))
+        parts.append("not run" if cell is None else _figure(cell, bad))
+        if cell is not None and "error" not in cell:
+            found.append(cell)
     parts += [_builds(found, bad), _wrong(found, bad)]
     return f"| {' | '.join(parts)} |"
 
@@ -104,10 +113,15 @@ def _figure(cell: Cell, bad: list[str]) -> str:
         if not cell["max_error"] <= MOST_ERROR:
             bad.append(f"{_name(cell)}: differs by {cell['max_error']:.1e}")
         return f"{cell['max_error']:.0e}{held}"
-    if not (cell["cosine"] >= LEAST_COSINE and cell["agreement"] >= LEAST_AGREEMENT):
+    if cell["precision"] == "fp16":
+        good = cell["cosine"] >= LEAST_COSINE and cell["agreement"] >= LEAST_AGREEMENT
+        figure, counted = f"{cell['cosine']:.5f}", cell["kept_float32"]
+    else:
+        good = cell["agreement"] >= LEAST_QUANTIZED_AGREEMENT
+        figure, counted = f"{cell['cosine']:.3f}", cell["quantized"]
+    if not good:
         bad.append(f"{_name(cell)}: cosine {cell['cosine']:.4f}, agreement {cell['agreement']:.1%}")
-    kept = f" [{cell['kept_float32']}]" if cell["kept_float32"] else ""
-    return f"{cell['cosine']:.5f}, {cell['agreement']:.0%}{kept}{held}"
+    return f"{figure}, {cell['agreement']:.0%}{f' [{counted}]' if counted else ''}{held}"
 
 
 def _builds(found: list[Cell], bad: list[str]) -> str:

@@ -30,6 +30,14 @@ class Row:
         return f"{self.family.replace(' ', '-')}--{name}"
 
 
+PRECISIONS = ("fp32", "fp16", "int8", "fp8")
+
+
+def takes(precision: str, size: str) -> bool:
+    """Whether there is such a cell: quantized graphs are looked at in the native size alone."""
+    return size == "native" or precision in ("fp32", "fp16")
+
+
 _PATCH14: dict[str, Any] = {"other": (280, 280), "oblong": (252, 322)}
 
 _TINY: dict[str, Any] = {

@@ -23,13 +23,14 @@ GREEN: dict[str, Any] = {
     "cosine": 0.9999,
     "agreement": 1.0,
     "kept_float32": 0,
+    "quantized": 0,
     "operators": [],
     "builds": {"targets": ["sm86"]},
 }
 
 
 def page(precision: str = "fp32", **changes: Any) -> str:
-    cell = {**asdict(ROW), "size": "oblong", "precision": precision, **GREEN, **changes}
+    cell = {**asdict(ROW), "precision": precision, **GREEN, "size": "oblong", **changes}
     return rendered([cell])
 
 
@@ -44,10 +45,12 @@ def page(precision: str = "fp32", **changes: Any) -> str:
         ("fp16", {"cosine": 0.9989}, "cosine 0.9989"),
         ("fp16", {"agreement": 31 / 32}, "agreement 96.9%"),
         ("fp16", {"error": "refused so", "hint": None}, "refused so"),
+        ("int8", {"size": "native", "agreement": 28 / 32}, "agreement 87.5%"),
+        ("fp8", {"size": "native", "builds": {"error": "no FP8"}}, "TensorRT-RTX: no FP8"),
     ],
 )
 def test_what_is_red_is_listed(precision: str, changes: dict[str, Any], reason: str) -> None:
-    assert "Not green" not in page(precision)
+    assert "Not green" not in page(precision, size=changes.get("size", "oblong"))
     text = page(precision, **changes)
     assert reason in text.partition("## Not green")[2]
 
