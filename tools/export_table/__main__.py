@@ -30,9 +30,7 @@ def run(chosen: list[str]) -> None:
     CELLS.mkdir(exist_ok=True)
     sizes = [size for size in SIZES if size in chosen] or SIZES
     names = set(chosen) - set(SIZES)
-    cells = [
-        (size, precision) for size in sizes for precision in PRECISIONS if takes(precision, size)
-    ]
+    cells = [(size, one) for size in sizes for one in PRECISIONS if takes(one, size)]
     for row in ROWS:
         if not names or row.family in names or row.model in names:
             _run_row(row, [cell for cell in cells if not _path(row, cell).exists()])
