@@ -76,7 +76,7 @@ class OpenVinoBackend:
         runtime = _runtime()
         started = time.perf_counter()
         settings = _settings(options.threads)
-        graph, moved = _compiled_from(model)
+        graph, moved = graph_for_this_cpu(model)
         try:
             core = runtime.Core()
             compiled = core.compile_model(core.read_model(graph), "CPU", settings)
@@ -117,7 +117,7 @@ class OpenVinoBackend:
         )
 
 
-def _compiled_from(model: OnnxModel) -> tuple[str | bytes, int]:
+def graph_for_this_cpu(model: OnnxModel) -> tuple[str | bytes, int]:
     """The file, or its bytes with that many tensors in unsigned numbers where this CPU is faster
     with them (ViT-B/16: 1.12x, OpenVINO 2026.4). Without VNNI unsigned products may saturate:
     other CPUs get the file as it is, and so does what is too large for one file."""
