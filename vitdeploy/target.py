@@ -26,6 +26,13 @@ _KNOWN = (75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121)
 _RTX = frozenset({75, 80, 86, 89, 120, 121})
 """Compute capabilities TensorRT-RTX 1.7 can build for ahead of time."""
 
+_JETSON = frozenset({72, 87, 101, 110})
+_AMPERE = 80
+
+_OPSETS = {"tensorrt 10.3": (9, 20), "tensorrt 11": (9, 25)}
+"""Which opsets the parser of a version takes, as far as that is known. 10.3's 20 is believed,
+not confirmed. TensorRT-RTX 1.7.1 parsed 8 to 27 when tried."""
+
 _INT8_HEADS = (16, 32, 64)
 _INT8_TOKENS = 512
 """What TensorRT's fused INT8 attention takes (its best-practices guide, transformers)."""
@@ -60,9 +67,20 @@ class Target:
         return self.compute_capability is not None and self.compute_capability >= 80
 
     @property
+    def is_jetson(self) -> bool:
+        """Orin and Thor: the GPU shares the system's memory, and engines belong to the module."""
+        return self.compute_capability in _JETSON
+
+    @property
     def has_fp8(self) -> bool:
         """From Ada on."""
         return self.compute_capability is not None and self.compute_capability >= 89
+
+    @property
+    def has_hardware_compatibility(self) -> bool:
+        """One engine for several GPUs: from Ampere on, and not on a Jetson."""
+        number = self.compute_capability
+        return number is not None and number >= _AMPERE and not self.is_jetson
 
     def why_attention_is_float(
         self, numbers: Literal["int8", "fp8"], head_size: int, tokens: int, runtime: str = ""
@@ -87,6 +105,20 @@ class Target:
 
 
 CPU = Target("cpu")
+
+
+def why_opset_is_refused(opset: int, runtime: str, version: str) -> str:
+    """Why a runtime's parser does not take this opset; empty where it does, or is not known.
+
+    `version` is the runtime's own, such as '10.3.0.26'; empty is not known.
+    """
+    major, _, rest = version.partition(".")
+    for known in (f"{runtime} {major}.{rest.partition('.')[0]}", f"{runtime} {major}"):
+        if known in _OPSETS:
+            least, most = _OPSETS[known]
+            if not least <= opset <= most:
+                return f"version {version} takes opsets {least} to {most}, not {opset}"
+    return ""
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
+from vitdeploy.backends.tensorrt.options import TensorRTOptions
 from vitdeploy.errors import EngineError, InputError
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import CPU, Target
@@ -29,12 +30,16 @@ class Availability:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """How to build. `batch` is (smallest, optimal, largest) images per run."""
+    """How to build. `batch` is (smallest, optimal, largest) images per run.
+
+    `workspace_bytes` and `tensorrt` are for TensorRT and TensorRT-RTX alone.
+    """
 
     targets: tuple[Target, ...] = (CPU,)
     batch: tuple[int, int, int] = (1, 8, 64)
     threads: int | None = None
     workspace_bytes: int | None = None
+    tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +168,23 @@ def write_cpu_engine(
 
 
 def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> None:
-    """Raise EngineError where a CPU runtime is asked for a GPU, or for FP16 arithmetic."""
+    """Raise where a CPU runtime is asked for what it does not have.
+
+    EngineError for a GPU and for FP16 arithmetic, InputError for TensorRT's options.
+    """
     if any(not target.is_cpu for target in options.targets):
         names = ", ".join(target.name for target in options.targets)
         raise EngineError(
             f"{runtime} builds for this CPU, not for {names}",
             hint="use --backend tensorrt-rtx for NVIDIA targets",
+        )
+    foreign = options.tensorrt.given()
+    if options.workspace_bytes is not None:
+        foreign = ("--workspace", *foreign)
+    if foreign:
+        raise InputError(
+            f"{runtime} has no {', no '.join(foreign)}: TensorRT has",
+            hint="leave that out, or name an NVIDIA --target",
         )
     precision = model.description.precision
     if precision.endswith(("fp16", "bf16")):

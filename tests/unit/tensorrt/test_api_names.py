@@ -9,13 +9,17 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import vitdeploy.backends.tensorrt as package
+from vitdeploy.backends.tensorrt import loading
+from vitdeploy.backends.tensorrt.backend import _flags
 from vitdeploy.backends.tensorrt.flavour import RTX_ONLY_NAMES
+from vitdeploy.backends.tensorrt.options import HARDWARE_LEVELS, TensorRTOptions
 from vitdeploy.target import parse_targets
 
 SOURCES = sorted(Path(package.__file__).parent.glob("*.py"))
@@ -36,8 +40,13 @@ RECEIVERS = {
     "engine": "ICudaEngine",
     "context": "IExecutionContext",
     "logger": "ILogger",
+    "cache": "ITimingCache",
+    "settings": "IRuntimeConfig",
+    "kernels": "IRuntimeCache",
+    "refitter": "Refitter",
+    "reader": "OnnxParserRefitter",
 }
-"""What a variable of this name is, in a file that uses `trt`."""
+"""What a variable of this name is, in a file that uses `trt` or its `config`."""
 
 Name = tuple[str, ...]
 
@@ -45,7 +54,8 @@ Name = tuple[str, ...]
 def used_names(source: str) -> set[Name]:
     """Dotted names of the vendor's API: ('BuilderFlag', 'REFIT'), ('Builder', 'max_threads')."""
     tree = ast.parse(source)
-    if not any(isinstance(node, ast.Name) and node.id == "trt" for node in ast.walk(tree)):
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not names & {"trt", "config"}:
         return set()
     found: set[Name] = set()
     for node in ast.walk(tree):
@@ -130,6 +140,19 @@ def test_the_walk_sees_what_is_there() -> None:
         ("ICudaEngine", "get_tensor_profile_shape"),
         ("IExecutionContext", "execute_async_v3"),
         ("ComputeCapability",),
+        ("IBuilderConfig", "builder_optimization_level"),
+        ("IBuilderConfig", "hardware_compatibility_level"),
+        ("IBuilderConfig", "set_flag"),
+        ("IBuilderConfig", "set_timing_cache"),
+        ("ITimingCache", "combine"),
+        ("MemoryPoolType", "TACTIC_DRAM"),
+        ("Runtime", "engine_host_code_allowed"),
+        ("Runtime", "get_engine_validity"),
+        ("IRuntimeConfig", "set_runtime_cache"),
+        ("IRuntimeCache", "deserialize"),
+        ("Refitter", "refit_cuda_engine"),
+        ("OnnxParserRefitter", "refit_from_file"),
+        ("IExecutionContext", "set_optimization_profile_async"),
     } <= seen
 
 
@@ -167,6 +190,22 @@ def test_guarded_names_are_really_rtx_only() -> None:
     for name in (("ComputeCapability",), ("IBuilderConfig", "set_compute_capability"),
                  ("IBuilderConfig", "num_compute_capabilities")):  # fmt: skip
         assert {version for version, api in VERSIONS.items() if exists(name, api)} == {RTX}
+
+
+def test_what_is_named_by_a_string_exists() -> None:
+    """Flags and levels reach the worker as text, which the walk does not see."""
+    everything = TensorRTOptions(version_compatible=True, strip_weights=True)
+    flags = {*_flags(everything), *_flags(replace(everything, refittable=True))}
+    assert flags == {"VERSION_COMPATIBLE", "STRIP_PLAN", "REFIT", "REFIT_IDENTICAL"}
+    for version, api in VERSIONS.items():
+        assert flags <= set(api["enums"]["BuilderFlag"]), version
+        without = set(HARDWARE_LEVELS.values()) - set(api["enums"]["HardwareCompatibilityLevel"])
+        assert without == ({"SAME_COMPUTE_CAPABILITY"} if version == "trt-10.3.0" else set())
+
+
+def test_diagnoses_of_the_preflight_are_all_of_rtx() -> None:
+    known = set(VERSIONS[RTX]["enums"]["EngineInvalidityDiagnostics"])
+    assert {*loading._INVALID, *loading._DRIVER} == known
 
 
 def test_rtx_knows_every_target_we_send_it() -> None:

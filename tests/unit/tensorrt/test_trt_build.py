@@ -83,7 +83,7 @@ def refusal(model: OnnxModel, tmp_path: Path, kind: type[VitDeployError] = Engin
     with pytest.raises(kind) as caught:
         build(model, output)
     assert caught.value.hint
-    assert list(output.parent.iterdir()) == []
+    assert list(output.parent.glob("*")) == []
     return str(caught.value)
 
 
@@ -192,12 +192,10 @@ def test_zero_scale_is_refused(tmp_path: Path) -> None:
 
 
 @needs_rtx
-@pytest.mark.parametrize(("kept", "kind"), [(3000, InputError), (0, EngineError)])
-def test_truncated_graph_is_refused(
-    kept: int, kind: type[VitDeployError], fp16: OnnxModel, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("kept", [3000, 0])
+def test_truncated_graph_is_refused(kept: int, fp16: OnnxModel, tmp_path: Path) -> None:
     fp16.path.write_bytes(fp16.path.read_bytes()[:kept])
-    assert "tiny.onnx" in refusal(fp16, tmp_path, kind)
+    assert "tiny.onnx is not an ONNX graph" in refusal(fp16, tmp_path, InputError)
 
 
 @needs_rtx
@@ -230,7 +228,7 @@ def test_fixed_batch_is_refused_unless_it_is_the_range(tmp_path: Path) -> None:
     for tensor in (*proto.graph.input, *proto.graph.output):
         tensor.type.tensor_type.shape.dim[0].dim_value = 4
     model = save(proto, tmp_path / "tiny.onnx", "fp16")
-    assert "fixed batch of 4" in refusal(model, tmp_path)
+    assert "fixed batch of 4" in refusal(model, tmp_path, InputError)
     build(model, tmp_path / "four.engine", replace(SEVERAL, batch=(4, 4, 4)))
 
 

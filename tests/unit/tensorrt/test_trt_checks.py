@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trt_graphs import describe
+from trt_graphs import describe, transformer_head
 
 from vitdeploy.artifacts.onnx_model import OnnxModel, Precision
 from vitdeploy.backends.base import BuildOptions
-from vitdeploy.backends.tensorrt.checks import check_build
-from vitdeploy.backends.tensorrt.device import check
-from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX
+from vitdeploy.backends.tensorrt.checks import Checked, Here
+from vitdeploy.backends.tensorrt.checks import check_build as checked_build
+from vitdeploy.backends.tensorrt.device import CudaBindings
+from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.target import CPU, parse_targets
 
@@ -24,8 +25,21 @@ from vitdeploy.target import CPU, parse_targets
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.onnx"
-    path.write_bytes(b"any")
+    path.write_bytes(transformer_head("fp16").SerializeToString())
     return path
+
+
+def check_build(
+    flavour: Flavour,
+    wanted: OnnxModel,
+    asked: BuildOptions,
+    *,
+    has_driver: bool,
+    version: str = "",
+    capability: int | None = None,
+) -> Checked:
+    here = Here(has_driver, capability, version)
+    return checked_build(flavour, wanted, asked, here)
 
 
 def model(path: Path, precision: str = "fp16") -> OnnxModel:
@@ -53,15 +67,16 @@ def test_rtx_has_no_fp32_product_on_turing(precision: str, graph: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["fp16", "int8-fp16"])
 def test_rtx_builds_fp16_for_turing(precision: str, graph: Path) -> None:
-    targets = check_build(TENSORRT_RTX, model(graph, precision), options("sm75"), has_driver=False)
-    assert targets == parse_targets("sm75")
+    checked = check_build(TENSORRT_RTX, model(graph, precision), options("sm75"), has_driver=False)
+    assert checked.targets == parse_targets("sm75")
 
 
 def test_rtx_without_gpu_needs_a_target(graph: Path) -> None:
     with pytest.raises(EngineError, match="none here to build for") as caught:
         check_build(TENSORRT_RTX, model(graph), BuildOptions(), has_driver=False)
     assert "--target sm89" in str(caught.value.hint)
-    assert check_build(TENSORRT_RTX, model(graph), BuildOptions(), has_driver=True) == ()
+    checked = check_build(TENSORRT_RTX, model(graph), BuildOptions(), has_driver=True)
+    assert checked.asked == ()
 
 
 def test_tensorrt_needs_the_gpu(graph: Path) -> None:
@@ -100,7 +115,7 @@ def test_exactly_the_ordered_positive_ranges_pass(batch: tuple[int, int, int], g
 
 def test_cpu_stands_for_the_gpu_of_this_machine(graph: Path) -> None:
     wanted = BuildOptions(targets=(CPU,))
-    assert check_build(TENSORRT, model(graph), wanted, has_driver=True) == ()
+    assert check_build(TENSORRT, model(graph), wanted, has_driver=True).asked == ()
 
 
 @pytest.mark.skipif(
@@ -111,15 +126,19 @@ def test_cuda_codes_become_errors() -> None:
     from cuda.bindings import runtime as cudart
 
     codes = cudart.cudaError_t
-    assert check(cudart, (codes.cudaSuccess, 7), "x") == 7
-    assert check(cudart, (codes.cudaSuccess,), "x") is None
-    with pytest.raises(EngineError, match="x: cudaErrorMemoryAllocation") as caught:
-        check(cudart, (codes.cudaErrorMemoryAllocation, None), "x")
+
+    def answering(code: Any, *values: Any) -> CudaBindings:
+        stand_in = SimpleNamespace(
+            cudaError_t=codes,
+            cudaMalloc=lambda size: (code, *values),
+            cudaDriverGetVersion=lambda: (codes.cudaSuccess, 0),
+            cudaRuntimeGetVersion=lambda: (codes.cudaSuccess, 12060),
+        )
+        return CudaBindings(stand_in)
+
+    assert answering(codes.cudaSuccess, 7).allocate(1) == 7
+    with pytest.raises(EngineError, match="allocating 9 bytes: cudaErrorMemory") as caught:
+        answering(codes.cudaErrorMemoryAllocation, None).allocate(9)
     assert "batch" in str(caught.value.hint)
-    stand_in = SimpleNamespace(
-        cudaError_t=codes,
-        cudaDriverGetVersion=lambda: (codes.cudaSuccess, 0),
-        cudaRuntimeGetVersion=lambda: (codes.cudaSuccess, 12060),
-    )
     with pytest.raises(MissingDependencyError, match=r"driver 0\.0, CUDA runtime 12\.6"):
-        check(stand_in, (codes.cudaErrorInsufficientDriver, None), "x")
+        answering(codes.cudaErrorInsufficientDriver, None).allocate(9)

@@ -1,81 +1,34 @@
 """The session's own logic, on stand-ins for the GPU: host memory and an engine that sums.
 
-No proof that it runs on a GPU. The stand-in takes its names and codes from the
-real CUDA bindings, so a call that they do not have fails here.
+No proof that it runs on a GPU.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from trt_graphs import SHAPE, describe
+from trt_graphs import SHAPE, describe, save, transformer_head
 
 from vitdeploy.artifacts.engine import Engine, EngineManifest
 from vitdeploy.backends.tensorrt import session as module
-from vitdeploy.backends.tensorrt.flavour import TENSORRT
+from vitdeploy.backends.tensorrt.device import CudaBindings
+from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
 from vitdeploy.backends.tensorrt.session import TensorRTSession
 from vitdeploy.errors import EngineError, InputError
 
 if sys.platform == "darwin":
     pytest.skip("tensorrt: cuda-bindings has no wheel for macOS", allow_module_level=True)
 from cuda.bindings import runtime as real_cudart
+from host_cuda import STREAM, HostAsDevice
 
 LARGEST = 4
-OK = real_cudart.cudaError_t.cudaSuccess
-
-
-class HostAsDevice:
-    """CUDA calls on host memory; any other attribute is the real module's."""
-
-    def __init__(self) -> None:
-        self.memory: dict[int, Any] = {}
-        self.streams = 0
-        self.copy_code = OK
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(real_cudart, name)
-
-    def _is_real(self, name: str) -> None:
-        assert callable(getattr(real_cudart, name))
-
-    def cudaStreamCreateWithFlags(self, flags: int) -> tuple[Any, int]:
-        self._is_real("cudaStreamCreateWithFlags")
-        self.streams += 1
-        return OK, 77
-
-    def cudaStreamDestroy(self, stream: int) -> tuple[Any]:
-        self._is_real("cudaStreamDestroy")
-        self.streams -= 1
-        return (OK,)
-
-    def cudaStreamSynchronize(self, stream: int) -> tuple[Any]:
-        self._is_real("cudaStreamSynchronize")
-        return (OK,)
-
-    def cudaMalloc(self, size: int) -> tuple[Any, int]:
-        self._is_real("cudaMalloc")
-        buffer = ctypes.create_string_buffer(size)
-        self.memory[ctypes.addressof(buffer)] = buffer
-        return OK, ctypes.addressof(buffer)
-
-    def cudaFree(self, pointer: int) -> tuple[Any]:
-        self._is_real("cudaFree")
-        del self.memory[pointer]
-        return (OK,)
-
-    def cudaMemcpyAsync(
-        self, destination: int, source: int, size: int, kind: Any, stream: int
-    ) -> tuple[Any]:
-        self._is_real("cudaMemcpyAsync")
-        assert stream == 77
-        if self.copy_code == OK:
-            ctypes.memmove(destination, source, size)
-        return (self.copy_code,)
+RANGE = ((2, 2, LARGEST),)
 
 
 class Summing:
@@ -87,10 +40,27 @@ class Summing:
         ERROR = 1
         INTERNAL_ERROR = 0
 
-    def __init__(self, *, readable: bool = True) -> None:
+        def __init__(self) -> None: ...
+
+    def __init__(
+        self,
+        gpu: HostAsDevice,
+        *,
+        profiles: tuple[tuple[int, int, int], ...] = RANGE,
+        readable: bool = True,
+        refuses: bool = False,
+    ) -> None:
+        self.gpu = gpu
+        self.profiles = profiles
         self.readable = readable
+        self.refuses = refuses
+        self.num_optimization_profiles = len(profiles)
+        self.profile = 0
         self.batch = 0
+        self.runs: list[int] = []
         self.addresses: dict[str, int] = {}
+        self.refitted = ""
+        self.engine_host_code_allowed = False
 
     def Runtime(self, logger: Any) -> Summing:
         self.logger = logger
@@ -102,16 +72,36 @@ class Summing:
             return None
         return self
 
-    def create_execution_context(self) -> Summing:
+    def Refitter(self, engine: Any, logger: Any) -> Summing:
+        return self
+
+    def OnnxParserRefitter(self, refitter: Any, logger: Any) -> Summing:
+        return self
+
+    def refit_from_file(self, path: str) -> bool:
+        self.refitted = path
+        return True
+
+    def refit_cuda_engine(self) -> bool:
+        return bool(self.refitted)
+
+    def create_execution_context(self, settings: Any = None) -> Summing:
         return self
 
     def get_tensor_dtype(self, name: str) -> str:
         return "float32"
 
     def get_tensor_profile_shape(self, name: str, index: int) -> list[tuple[int, ...]]:
-        return [(n, *SHAPE) for n in (2, 2, LARGEST)]
+        return [(n, *SHAPE) for n in self.profiles[index]]
+
+    def set_optimization_profile_async(self, index: int, stream: int) -> bool:
+        assert stream == STREAM
+        self.profile = index
+        return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        low, _, high = self.profiles[self.profile]
+        assert low <= shape[0] <= high, "outside the profile that is selected"
         self.batch = shape[0]
         return True
 
@@ -119,13 +109,23 @@ class Summing:
         return (self.batch, *SHAPE) if name == "pixels" else (self.batch, 10)
 
     def set_tensor_address(self, name: str, address: int) -> bool:
+        assert address in self.gpu.memory
         self.addresses[name] = address
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        images = self._view("pixels", (self.batch, 48))
-        logits = self._view("logits", (self.batch, 10))
-        logits[:] = images.sum(axis=1, keepdims=True) * np.arange(10)
+        assert stream == STREAM
+        if self.refuses:
+            self.logger.log(1, "Something about the batch is wrong")
+            return False
+        count = self.batch
+
+        def work() -> None:
+            images = self._view("pixels", (count, 48))
+            self._view("logits", (count, 10))[:] = images.sum(1, keepdims=True) * np.arange(10)
+            self.runs.append(count)
+
+        self.gpu.enqueue(work)
         return True
 
     def _view(self, name: str, shape: tuple[int, int]) -> np.ndarray:
@@ -133,11 +133,52 @@ class Summing:
         return np.ctypeslib.as_array(kind.from_address(self.addresses[name])).reshape(shape)
 
 
+class SummingRtx(Summing):
+    """With what TensorRT-RTX has besides: a pre-flight and a cache of kernels."""
+
+    engine_header_size = 64
+
+    class EngineValidity:
+        VALID, SUBOPTIMAL, INVALID = range(3)
+
+    class EngineInvalidityDiagnostics:
+        VERSION_MISMATCH, UNSUPPORTED_CC, OLD_CUDA_DRIVER = 1, 2, 4
+        OLD_CUDA_RUNTIME, INSUFFICIENT_GPU_MEMORY, MALFORMED_ENGINE, CUDA_ERROR = 8, 16, 32, 64
+
+    class CudaGraphStrategy:
+        WHOLE_GRAPH_CAPTURE = "whole"
+
+    def __init__(self, gpu: HostAsDevice, **more: Any) -> None:
+        super().__init__(gpu, **more)
+        self.answer = (self.EngineValidity.VALID, 0)
+        self.cuda_graph_strategy = ""
+        self.kernels = b""
+        self.taken = b""
+
+    def get_engine_validity(self, header: bytes) -> tuple[int, int]:
+        assert len(header) <= self.engine_header_size
+        return self.answer
+
+    def create_runtime_config(self) -> SummingRtx:
+        return self
+
+    create_runtime_cache = create_runtime_config
+
+    def set_runtime_cache(self, cache: Any) -> bool:
+        return cache is self
+
+    def deserialize(self, content: bytes) -> bool:
+        self.taken = content
+        return content != b"of another GPU"
+
+    def serialize(self) -> bytes:
+        return b"compiled for " + str(sorted(set(self.runs))).encode()
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> HostAsDevice:
     device = HostAsDevice()
-    monkeypatch.setattr(module, "cuda_runtime", lambda: device)
-    monkeypatch.setattr(module, "compute_capability", lambda: 89)
+    monkeypatch.setattr(module, "open_cuda", lambda: CudaBindings(device))
     return device
 
 
@@ -152,52 +193,111 @@ def artifact(tmp_path: Path) -> Engine:
         model_digest="0" * 64,
         engine_digest="0" * 64,
         targets=("sm89",),
-        device="stand-in",
+        device="NVIDIA L4",
         batch=(2, 2, LARGEST),
         build_seconds=1.0,
     )
     return Engine(path, manifest)
 
 
-def load(monkeypatch: pytest.MonkeyPatch, artifact: Engine, vendor: Summing) -> TensorRTSession:
-    monkeypatch.setattr(module, "import_vendor", lambda flavour: vendor)
-    return TensorRTSession(TENSORRT, artifact)
+def with_settings(artifact: Engine, **settings: Any) -> Engine:
+    return replace(artifact, manifest=replace(artifact.manifest, settings=settings))
+
+
+def load(
+    monkeypatch: pytest.MonkeyPatch,
+    artifact: Engine,
+    vendor: Summing,
+    flavour: Flavour = TENSORRT,
+) -> TensorRTSession:
+    monkeypatch.setattr(module, "import_vendor", lambda _: vendor)
+    return TensorRTSession(flavour, artifact)
 
 
 def images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(count, *SHAPE)).astype(np.float32)
 
 
+def sums(batch: np.ndarray) -> np.ndarray:
+    return batch.sum(axis=(1, 2, 3))[:, None] * np.arange(10)
+
+
 def test_runs_and_keeps_results_apart(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = load(monkeypatch, artifact, Summing())
+    session = load(monkeypatch, artifact, Summing(gpu))
     first = session.run(images(LARGEST))
     kept = first.copy()
     second = session.run(images(2, seed=1)[:, :, ::-1])
-    expected = images(2, seed=1).sum(axis=(1, 2, 3))[:, None] * np.arange(10)
-    np.testing.assert_allclose(second, expected, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(second, sums(images(2, seed=1)), rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(first, kept)
     assert session.name == "TensorRT fp16"
 
 
-def test_refuses_batches_outside_the_profile(
+def test_a_batch_outside_the_profile_is_run_in_parts(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = load(monkeypatch, artifact, Summing())
-    for count in (1, LARGEST + 1):
-        with pytest.raises(InputError, match="outside the engine's 2 to 4"):
-            session.run(images(count))
+    vendor = Summing(gpu)
+    session = load(monkeypatch, artifact, vendor)
+    batch = images(9)
+    np.testing.assert_allclose(session.run(batch), sums(batch), rtol=1e-4, atol=1e-4)
+    assert vendor.runs == [4, 3, 2]
+    with pytest.raises(InputError, match=r"a batch of 1 is outside the engine's 2 to 4") as caught:
+        session.run(images(1))
+    assert "wider range" in str(caught.value.hint)
+
+
+def test_each_batch_runs_with_the_profile_that_takes_it(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = Summing(gpu, profiles=((1, 1, 1), (2, 4, 8)))
+    session = load(monkeypatch, artifact, vendor)
+    for count in (1, 8, 1, 3, 17):
+        batch = images(count, seed=count)
+        np.testing.assert_allclose(session.run(batch), sums(batch), rtol=1e-4, atol=1e-4)
+    assert vendor.runs == [1, 8, 1, 3, 8, 8, 1]
+
+
+def test_a_fixed_shape_runs_as_a_cuda_graph_from_the_second_time_on(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = Summing(gpu, profiles=((1, 1, 1), (2, 4, 8)))
+    session = load(monkeypatch, artifact, vendor)
+    for seed in range(3):
+        one = images(1, seed)
+        np.testing.assert_allclose(session.run(one), sums(one), rtol=1e-4, atol=1e-4)
+        session.run(images(4, seed))
+    assert (gpu.graphs, gpu.launches) == (1, 2)
+    session.close()
+    assert gpu.graphs == 0
+
+
+def test_what_the_vendor_says_while_a_graph_is_captured_is_told(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = Summing(gpu, profiles=((1, 1, 1),))
+    session = load(monkeypatch, artifact, vendor)
+    begin = gpu.cudaStreamBeginCapture
+
+    def refuse_from_now_on(stream: int, mode: Any) -> Any:
+        vendor.refuses = True
+        return begin(stream, mode)
+
+    monkeypatch.setattr(gpu, "cudaStreamBeginCapture", refuse_from_now_on)
+    with pytest.raises(EngineError, match="Something about the batch"):
+        session.run(images(1))
+    session.close()
+    assert (gpu.graphs, len(gpu.memory), len(gpu.pinned), gpu.streams) == (0, 0, 0, 0)
 
 
 def test_close_frees_everything_and_ends_running(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = load(monkeypatch, artifact, Summing())
-    assert (len(gpu.memory), gpu.streams) == (2, 1)
+    session = load(monkeypatch, artifact, Summing(gpu))
+    assert (len(gpu.memory), len(gpu.pinned), gpu.streams) == (2, 2, 1)
     session.close()
     session.close()
-    assert (len(gpu.memory), gpu.streams) == (0, 0)
+    assert (len(gpu.memory), len(gpu.pinned), gpu.streams) == (0, 0, 0)
     with pytest.raises(EngineError, match="was closed"):
         session.run(images(2))
 
@@ -205,24 +305,120 @@ def test_close_frees_everything_and_ends_running(
 def test_failed_load_frees_everything_and_is_translated(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Summing.ILogger, "__init__", lambda self: None)
     with pytest.raises(EngineError, match=r"tiny\.engine is cut short"):
-        load(monkeypatch, artifact, Summing(readable=False))
-    assert (len(gpu.memory), gpu.streams) == (0, 0)
+        load(monkeypatch, artifact, Summing(gpu, readable=False))
+    assert (len(gpu.memory), len(gpu.pinned), gpu.streams) == (0, 0, 0)
 
 
 def test_failed_copy_is_an_error(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = load(monkeypatch, artifact, Summing())
+    session = load(monkeypatch, artifact, Summing(gpu))
     gpu.copy_code = real_cudart.cudaError_t.cudaErrorIllegalAddress
     with pytest.raises(EngineError, match="copying a batch: cudaErrorIllegalAddress"):
         session.run(images(2))
 
 
-def test_other_gpu_is_refused(
+def test_other_gpu_is_refused_with_the_command_that_builds_again(
     gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "compute_capability", lambda: 75)
-    with pytest.raises(EngineError, match="built for sm89, this GPU is sm75"):
-        load(monkeypatch, artifact, Summing())
+    gpu.capability = 75
+    built = with_settings(artifact, graph="tiny.onnx")
+    with pytest.raises(
+        EngineError, match="built for sm89 on NVIDIA L4, this GPU is sm75"
+    ) as caught:
+        load(monkeypatch, built, Summing(gpu))
+    remedy = "vitdeploy build-engine tiny.onnx --backend tensorrt --batch 2:2:4 --target sm75"
+    assert remedy in str(caught.value.hint)
+
+
+def test_a_compatible_engine_runs_on_newer_gpus_and_not_on_a_jetson(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu.capability = 120
+    compatible = with_settings(artifact, hardware_compatibility="AMPERE_PLUS")
+    assert load(monkeypatch, compatible, Summing(gpu)).run(images(2)).shape == (2, 10)
+    for capability in (75, 87):
+        gpu.capability = capability
+        with pytest.raises(EngineError, match=f"this GPU is sm{capability}"):
+            load(monkeypatch, compatible, Summing(gpu))
+
+
+def test_only_a_version_compatible_engine_may_bring_code(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for flags in ([], ["VERSION_COMPATIBLE"]):
+        vendor = Summing(gpu)
+        load(monkeypatch, with_settings(artifact, flags=flags), vendor)
+        assert vendor.engine_host_code_allowed == bool(flags)
+
+
+def test_a_stripped_engine_takes_its_weights_from_its_own_graph(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {"flags": ["STRIP_PLAN", "REFIT_IDENTICAL"], "graph": "tiny.onnx"}
+    stripped = with_settings(artifact, **settings)
+    with pytest.raises(EngineError, match=r"tiny\.onnx is not beside it"):
+        load(monkeypatch, stripped, Summing(gpu))
+    graph = save(transformer_head("fp16"), tmp_path / "tiny.onnx", "fp16")
+    with pytest.raises(EngineError, match="not the graph"):
+        load(monkeypatch, stripped, Summing(gpu))
+    own = replace(stripped.manifest, model_digest=graph.digest)
+    vendor = Summing(gpu)
+    load(monkeypatch, replace(stripped, manifest=own), vendor)
+    assert vendor.refitted == str(graph.path)
+
+
+def test_rtx_keeps_what_it_compiled_beside_the_engine(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = artifact.path.with_suffix(".runtime-cache")
+    vendor = SummingRtx(gpu, profiles=((1, 1, 1), (2, 2, 4)))
+    session = load(monkeypatch, artifact, vendor, TENSORRT_RTX)
+    assert vendor.cuda_graph_strategy == "whole"
+    assert not cache.exists()
+    session.run(images(1))
+    session.run(images(1))
+    assert cache.read_bytes() == b"compiled for [1]"
+    session.run(images(3))
+    session.close()
+    assert cache.read_bytes() == b"compiled for [1, 3]"
+    assert gpu.launches == 0, "RTX keeps CUDA graphs by itself"
+    again = SummingRtx(gpu)
+    load(monkeypatch, artifact, again, TENSORRT_RTX)
+    assert again.taken == b"compiled for [1, 3]"
+
+
+def test_a_runtime_cache_of_another_gpu_is_written_anew(
+    gpu: HostAsDevice,
+    artifact: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cache = artifact.path.with_suffix(".runtime-cache")
+    cache.write_bytes(b"of another GPU")
+    session = load(monkeypatch, artifact, SummingRtx(gpu), TENSORRT_RTX)
+    assert "written anew" in caplog.text
+    session.run(images(2))
+    assert cache.read_bytes() == b"compiled for [2]"
+
+
+@pytest.mark.parametrize(
+    ("mask", "said"),
+    [
+        (1, "was built by another version"),
+        (2 | 16, "was not built for this GPU and needs more memory"),
+        (4, "the CUDA driver is too old for it"),
+        (0, "finds no usable GPU"),
+    ],
+)
+def test_rtx_refuses_by_the_first_bytes(
+    mask: int, said: str, gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vendor = SummingRtx(gpu, readable=False)
+    vendor.answer = (vendor.EngineValidity.INVALID, mask)
+    with pytest.raises(Exception, match=said) as caught:
+        load(monkeypatch, artifact, vendor, TENSORRT_RTX)
+    hint = str(getattr(caught.value, "hint", ""))
+    assert ("vitdeploy build-engine" in hint) == bool(mask & 19)
+    assert (len(gpu.memory), gpu.streams) == (0, 0)

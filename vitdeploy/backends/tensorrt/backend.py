@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vitdeploy import environment
@@ -11,13 +11,17 @@ from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
 from vitdeploy.artifacts.files import atomic_path, file_digest
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.base import Availability, BuildOptions, Session, image_input
+from vitdeploy.backends.tensorrt import device
+from vitdeploy.backends.tensorrt.attention import why_not_fused
 from vitdeploy.backends.tensorrt.build import WORKER_COMMAND, Built, run_worker
-from vitdeploy.backends.tensorrt.checks import check_build
+from vitdeploy.backends.tensorrt.checks import Checked, Here, check_build
 from vitdeploy.backends.tensorrt.flavour import Flavour, import_vendor
-from vitdeploy.backends.tensorrt.messages import Context, translate
+from vitdeploy.backends.tensorrt.loading import check_manifest
+from vitdeploy.backends.tensorrt.messages import Context, is_skipped_tactic, translate
+from vitdeploy.backends.tensorrt.options import HARDWARE_LEVELS, TensorRTOptions
+from vitdeploy.backends.tensorrt.profiles import image_shapes, profiles_of, whole_span
 from vitdeploy.backends.tensorrt.request import BuildRequest
-from vitdeploy.errors import EngineError, MissingDependencyError
-from vitdeploy.preprocessing import Size
+from vitdeploy.errors import MissingDependencyError
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import Target
 
@@ -25,13 +29,18 @@ _UNVERIFIED_INT8 = (
     "whether {label} runs INT8 products on INT8 tensor cores has not been verified; "
     "compare with fp16 on the target before you rely on it"
 )
+_SKIPPED = (
+    "{label} left out {skipped} kernels that did not fit into memory: a larger --workspace, "
+    "where the GPU has it, may give a faster engine"
+)
 
 
 class TensorRTBackend:
     """TensorRT or TensorRT-RTX, by `flavour`.
 
-    `has_driver` tells whether an NVIDIA driver is loaded; `worker` is the
-    command that builds, which gets the request's path as its last argument.
+    `has_driver` tells whether an NVIDIA driver is loaded, `capability` asks the
+    GPU for its compute capability (89 for sm89); `worker` is the command that
+    builds, which gets the request's path as its last argument.
     """
 
     def __init__(
@@ -39,10 +48,12 @@ class TensorRTBackend:
         flavour: Flavour,
         *,
         has_driver: Callable[[], bool] = environment.has_nvidia_driver,
+        capability: Callable[[], int] = device.compute_capability,
         worker: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         self._flavour = flavour
         self._has_driver = has_driver
+        self._capability = capability
         self._worker = tuple(worker)
         self.name = flavour.name
 
@@ -70,19 +81,25 @@ class TensorRTBackend:
         A CPU among the targets stands for the GPU of this machine. Raises
         EngineError, MissingDependencyError, InputError, OutputError.
         """
-        targets = check_build(self._flavour, model, options, has_driver=self._has_driver())
-        if self._flavour.builds_for_others and model.description.precision.startswith("int8"):
-            progress.note(_UNVERIFIED_INT8.format(label=self._flavour.label))
+        has_driver = self._has_driver()
+        capability = self._capability() if has_driver else None
+        here = Here(has_driver, capability, self.probe().version)
+        checked = check_build(self._flavour, model, options, here)
+        for line in _remarks(self._flavour, model, options, checked):
+            progress.note(line)
         started = time.perf_counter()
         with (
             atomic_path(output.absolute()) as temporary,
             progress.task(f"{self._flavour.label}: building {output.name}") as task,
         ):
-            request = _request(self._flavour, model, options, targets, temporary)
+            request = _request(self._flavour, model, options, checked.asked, temporary)
             built = run_worker(self._flavour, model, request, task, self._worker)
             digest = file_digest(temporary)
+        skipped = sum(map(is_skipped_tactic, built.warnings))
+        if skipped:
+            progress.note(_SKIPPED.format(label=self._flavour.label, skipped=skipped))
         seconds = time.perf_counter() - started
-        manifest = _manifest(self._flavour, model, request, built, digest, seconds)
+        manifest = _manifest(self._flavour, model, request, built, digest=digest, seconds=seconds)
         engine = Engine(output, manifest)
         write_manifest(engine)
         return engine
@@ -93,21 +110,11 @@ class TensorRTBackend:
         Raises EngineError where the manifest names another backend, version or
         GPU, MissingDependencyError without the vendor module or a driver.
         """
-        manifest, label = engine.manifest, self._flavour.label
-        if manifest.backend != self.name:
-            raise EngineError(
-                f"{engine.path.name} was built by {manifest.backend}, not by {self.name}",
-                hint=f"load it with --backend {manifest.backend}",
-            )
+        manifest = engine.manifest
         availability = self.probe()
-        if not availability.available:
+        if manifest.backend == self.name and not availability.available:
             raise MissingDependencyError(availability.reason, hint=self._flavour.install)
-        if manifest.backend_version != availability.version:
-            raise EngineError(
-                f"{engine.path.name} was built by {label} {manifest.backend_version}, "
-                f"here is {availability.version}",
-                hint="build the engine again with this version, or install the other one",
-            )
+        check_manifest(self._flavour, engine, availability.version)
         if not availability.can_execute:
             raise MissingDependencyError(
                 f"{engine.path.name} runs on an NVIDIA GPU, and no NVIDIA driver is here",
@@ -119,37 +126,68 @@ class TensorRTBackend:
         return TensorRTSession(self._flavour, engine)
 
 
+def _remarks(
+    flavour: Flavour, model: OnnxModel, options: BuildOptions, checked: Checked
+) -> Iterator[str]:
+    """What the user should know before a build that nothing speaks against."""
+    is_int8 = model.description.precision.startswith("int8")
+    if flavour.builds_for_others and is_int8:
+        yield _UNVERIFIED_INT8.format(label=flavour.label)
+    if is_int8:
+        yield from why_not_fused(model, checked.targets, flavour.name)
+    if flavour.builds_for_others and options.tensorrt.timing_cache is not None:
+        yield f"{flavour.label} keeps no timings between builds: --timing-cache does nothing"
+
+
 def _request(
     flavour: Flavour,
     model: OnnxModel,
     options: BuildOptions,
-    targets: Sequence[Target],
+    asked_for: Sequence[Target],
     destination: Path,
 ) -> BuildRequest:
+    """What the worker is asked for; the engine goes to `destination`, beside where it will be."""
     description = model.description
-    sizes = description.resolution_range
-    takes = image_input(description)
-
-    def taken(size: Size) -> tuple[int, int, int]:
-        channels = description.source.in_chans
-        return (*size, channels) if takes.dtype == "uint8" else (channels, *size)
-
-    capabilities = (target.compute_capability for target in targets)
+    images = image_shapes(description)
+    asked = options.tensorrt
+    capabilities = (target.compute_capability for target in asked_for)
+    level = asked.hardware_compatibility
+    timings = asked.timing_cache or destination.parent
+    keeps_timings = not (flavour.builds_for_others or asked.without_timing_cache)
     return BuildRequest(
         flavour=flavour.name,
         graph=str(model.path.absolute()),
         output=str(destination),
         input_name=description.input_name,
         output_name=description.output_name,
-        image_shape=taken(description.resolution),
-        smallest_image=taken(description.resolution if sizes is None else sizes.low),
-        largest_image=taken(description.resolution if sizes is None else sizes.high),
-        image_dtype=takes.dtype,
-        batch=options.batch,
+        image_dtype=image_input(description).dtype,
+        image_shape=images.best,
+        smallest_image=images.smallest,
+        largest_image=images.largest,
+        profiles=profiles_of(description, options),
         compute_capabilities=tuple(number for number in capabilities if number is not None),
         workspace_bytes=options.workspace_bytes,
         threads=options.threads,
+        optimization_level=asked.optimization_level,
+        timing_cache=str(timings.absolute()) if keeps_timings else "",
+        hardware_level="" if level is None else HARDWARE_LEVELS[level],
+        flags=_flags(asked),
     )
+
+
+def _flags(asked: TensorRTOptions) -> tuple[str, ...]:
+    """Names of trt.BuilderFlag. A stripped engine takes its own weights back, and no others
+    unless it is refittable too."""
+    flags = []
+    if asked.version_compatible:
+        flags.append("VERSION_COMPATIBLE")
+    if asked.strip_weights:
+        flags.append("STRIP_PLAN")
+    if asked.refittable:
+        flags.append("REFIT")
+    elif asked.strip_weights:
+        flags.append("REFIT_IDENTICAL")
+    return tuple(flags)
 
 
 def _manifest(
@@ -157,6 +195,7 @@ def _manifest(
     model: OnnxModel,
     request: BuildRequest,
     built: Built,
+    *,
     digest: str,
     seconds: float,
 ) -> EngineManifest:
@@ -171,15 +210,23 @@ def _manifest(
         model_digest=model.digest,
         engine_digest=digest,
         targets=tuple(f"sm{number}" for number in capabilities),
-        device=here.gpu or here.cpu,
-        batch=request.batch,
+        device=built.gpu or here.gpu or here.cpu,
+        batch=whole_span(request.profiles),
         build_seconds=seconds,
         settings={
             "strongly_typed": True,
             "ahead_of_time": built.capability is None,
             "compute_capabilities": list(capabilities),
+            "profiles": [[list(shape) for shape in profile] for profile in request.profiles],
             "workspace_bytes": request.workspace_bytes,
             "threads": request.threads,
+            "optimization_level": request.optimization_level,
+            "timing_cache": bool(request.timing_cache),
+            "hardware_compatibility": request.hardware_level,
+            "flags": list(request.flags),
+            "graph": model.path.name,
+            "peak_memory_bytes": built.peak_memory_bytes,
+            "skipped_tactics": [text for text in built.warnings if is_skipped_tactic(text)],
         },
         build_log=built.warnings,
     )

@@ -33,13 +33,16 @@ _RAISED_BY_WORKER: dict[str, type[VitDeployError]] = {
 class Built:
     """A finished build: the vendor's version and warnings.
 
-    `capability` is the compute capability of this machine's GPU where the
-    engine was built for it, None where it was built for named targets.
+    `capability` and `gpu` are the compute capability and the name of this
+    machine's GPU where the engine was built for it, None and "" where it was
+    built for named targets. `peak_memory_bytes` is the child's (None: unknown).
     """
 
     version: str
     capability: int | None
+    gpu: str
     warnings: tuple[str, ...]
+    peak_memory_bytes: int | None
 
 
 @dataclass
@@ -129,7 +132,13 @@ def _conclude(transcript: _Transcript, code: int, complaints: str, context: Cont
         raise _crash(transcript, code, complaints, context)
     fatal = next((text for text in transcript.warnings if is_fatal(text)), None)
     if end["event"] == "built" and fatal is None:
-        return Built(end["version"], end["capability"], tuple(transcript.warnings))
+        return Built(
+            version=end["version"],
+            capability=end["capability"],
+            gpu=end["gpu"],
+            warnings=tuple(transcript.warnings),
+            peak_memory_bytes=end["peak_memory_bytes"],
+        )
     if end["event"] == "failed":
         raise _as_raised(end)
     raise _refusal(transcript, end, fatal, context)

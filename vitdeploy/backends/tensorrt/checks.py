@@ -1,53 +1,97 @@
-"""What can be refused before a build, without a GPU and without the vendor's library."""
+"""What can be refused before a build, without a GPU and without the vendor's library.
+
+Facts about devices come from `Target`, facts about the graph from its file.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 from vitdeploy.artifacts.files import require_file
-from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.artifacts.onnx_model import OnnxModel, load_proto
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.tensorrt.flavour import Flavour
+from vitdeploy.backends.tensorrt.profiles import Profile, profiles_of
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
-from vitdeploy.target import Target
+from vitdeploy.target import Target, why_opset_is_refused
+
+_LEVELS = range(6)
 
 
-def check_build(
-    flavour: Flavour, model: OnnxModel, options: BuildOptions, *, has_driver: bool
-) -> tuple[Target, ...]:
-    """The NVIDIA targets to build for; empty means the GPU of this machine.
+@dataclass(frozen=True)
+class Here:
+    """The machine that builds: its driver, its GPU's compute capability, the vendor's version.
 
-    Raises InputError for an impossible batch range or a missing graph,
-    MissingDependencyError where a GPU would be needed, EngineError where the
-    flavour cannot build this graph for one of the targets.
+    What is not known (None, "") is left to the vendor.
+    """
+
+    has_driver: bool
+    capability: int | None = None
+    version: str = ""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A build that nothing speaks against.
+
+    `asked` are the NVIDIA targets named, none for the GPU of this machine;
+    `targets` those the engine is for, as far as that is known.
+    """
+
+    asked: tuple[Target, ...]
+    targets: tuple[Target, ...]
+
+
+def check_build(flavour: Flavour, model: OnnxModel, options: BuildOptions, here: Here) -> Checked:
+    """The NVIDIA targets to build for.
+
+    Raises InputError for options that contradict each other or the graph, and
+    for a damaged graph or one whose weights are missing, MissingDependencyError
+    where a GPU would be needed, EngineError where the flavour cannot build this
+    graph for one of the targets.
     """
     require_file(model.path, what="ONNX model")
     _check_limits(options)
-    targets = tuple(target for target in options.targets if not target.is_cpu)
+    profiles = profiles_of(model.description, options)
+    asked = tuple(target for target in options.targets if not target.is_cpu)
+    targets = asked
+    if not asked and here.capability is not None:
+        targets = (Target(f"sm{here.capability}", here.capability),)
     if flavour.builds_for_others:
-        _check_ahead_of_time(flavour, targets, has_driver=has_driver)
+        _check_ahead_of_time(flavour, targets, here)
+        _check_no_enterprise_options(flavour, options, here)
         _check_fp32(flavour, model, targets)
     else:
-        _check_this_gpu(flavour, targets, has_driver=has_driver)
+        _check_this_gpu(flavour, targets, here)
+        _check_hardware_level(options, targets)
     _check_bfloat16(model, targets)
     _check_fp8(model, targets)
-    return targets
+    _check_opset(flavour, model, here)
+    _check_file(model, profiles)
+    return Checked(asked, targets)
 
 
 def _check_limits(options: BuildOptions) -> None:
-    smallest, optimal, largest = options.batch
-    if not 1 <= smallest <= optimal <= largest:
-        raise InputError(
-            f"the batch range {smallest}:{optimal}:{largest} is impossible",
-            hint="give smallest:optimal:largest, each at least 1 and none below the one before",
-        )
     for what, value in (("workspace", options.workspace_bytes), ("threads", options.threads)):
         if value is not None and value < 1:
             raise InputError(f"{what} is {value}", hint="give at least 1, or leave it out")
+    level = options.tensorrt.optimization_level
+    if level is not None and level not in _LEVELS:
+        raise InputError(
+            f"the optimization level is {level}",
+            hint=f"give {_LEVELS[0]} (fast to build) to {_LEVELS[-1]} (fast to run)",
+        )
+    if options.tensorrt.timing_cache is not None and options.tensorrt.without_timing_cache:
+        raise InputError(
+            "a timing cache is named and refused at once",
+            hint="leave out --timing-cache or --no-timing-cache",
+        )
 
 
-def _check_ahead_of_time(
-    flavour: Flavour, targets: tuple[Target, ...], *, has_driver: bool
-) -> None:
-    if not targets and not has_driver:
+def _check_ahead_of_time(flavour: Flavour, targets: tuple[Target, ...], here: Here) -> None:
+    if not targets and not here.has_driver:
         raise EngineError(
             f"{flavour.label} builds for NVIDIA GPUs, and there is none here to build for",
             hint="name the GPU, for example --target sm89, or use --backend onnxruntime",
@@ -60,43 +104,87 @@ def _check_ahead_of_time(
         )
 
 
-def _check_fp32(flavour: Flavour, model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if not model.description.precision.endswith("fp32"):
+def _check_no_enterprise_options(flavour: Flavour, options: BuildOptions, here: Here) -> None:
+    """What TensorRT-RTX 1.7.1 ignores or fails on, each tried."""
+    asked = options.tensorrt
+    if asked.hardware_compatibility is not None:
+        raise InputError(
+            f"{flavour.label} has no hardware compatibility levels",
+            hint="name every GPU instead: --target sm86,sm89,sm120 builds one engine for them all",
+        )
+    if asked.version_compatible:
+        raise InputError(
+            f"{flavour.label} builds no engine for other versions of itself",
+            hint="leave out --version-compat and build once with each version, "
+            "which needs no GPU and takes seconds",
+        )
+    if (asked.strip_weights or asked.refittable) and not here.has_driver:
+        raise MissingDependencyError(
+            f"{flavour.label} needs a GPU to build engines without weights or refittable ones",
+            hint="leave out --strip-weights and --refit, or build on a machine with a GPU",
+        )
+
+
+def _check_hardware_level(options: BuildOptions, targets: tuple[Target, ...]) -> None:
+    level = options.tensorrt.hardware_compatibility
+    if level is None:
         return
-    without = [target.name for target in targets if not target.has_fp32_gemm_in_tensorrt_rtx]
+    for target in targets:
+        if target.is_jetson or (level == "ampere+" and not target.has_hardware_compatibility):
+            why = "a Jetson" if target.is_jetson else "older than Ampere"
+            raise EngineError(
+                f"there is no hardware compatibility {level} for {target.name}, {why}",
+                hint="leave out --hardware-compat, and build on each machine",
+            )
+
+
+def _require_all(
+    targets: tuple[Target, ...], has: Callable[[Target], bool], said: str, hint: str
+) -> None:
+    without = [target.name for target in targets if not has(target)]
     if without:
-        raise EngineError(
-            f"{model.path.name} is {model.description.precision}, and for {', '.join(without)} "
-            f"{flavour.label} says: FP32 GEMM is not supported",
-            hint="export with --fp16 or as int8-fp16, or leave that target out",
+        raise EngineError(said.format(targets=", ".join(without)), hint=hint)
+
+
+def _check_fp32(flavour: Flavour, model: OnnxModel, targets: tuple[Target, ...]) -> None:
+    if model.description.precision.endswith("fp32"):
+        _require_all(
+            targets,
+            lambda target: target.has_fp32_gemm_in_tensorrt_rtx,
+            f"{_named(model)}, and for {{targets}} {flavour.label} says: "
+            "FP32 GEMM is not supported",
+            "export with --fp16 or as int8-fp16, or leave that target out",
         )
 
 
 def _check_bfloat16(model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if not model.description.precision.endswith("bf16"):
-        return
-    without = [target.name for target in targets if not target.has_bfloat16]
-    if without:
-        raise EngineError(
-            f"{model.path.name} is bf16, which {', '.join(without)} cannot compute",
-            hint="export with --precision fp16, or leave that target out",
+    if model.description.precision.endswith("bf16"):
+        _require_all(
+            targets,
+            lambda target: target.has_bfloat16,
+            f"{_named(model)}, which {{targets}} cannot compute",
+            "export with --precision fp16, or leave that target out",
         )
 
 
 def _check_fp8(model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if not model.description.precision.startswith("fp8"):
-        return
-    without = [target.name for target in targets if not target.has_fp8]
-    if without:
-        raise EngineError(
-            f"{model.path.name} is {model.description.precision}, which {', '.join(without)} "
-            "cannot compute: FP8 begins with Ada (sm89)",
-            hint="quantize with --int8, or leave that target out",
+    if model.description.precision.startswith("fp8"):
+        _require_all(
+            targets,
+            lambda target: target.has_fp8,
+            f"{_named(model)}, which {{targets}} cannot compute: FP8 begins with Ada (sm89)",
+            "quantize with --int8, or leave that target out",
         )
 
 
-def _check_this_gpu(flavour: Flavour, targets: tuple[Target, ...], *, has_driver: bool) -> None:
-    if not has_driver:
+def _named(model: OnnxModel) -> str:
+    """'vit.onnx is fp16', fit for str.format."""
+    name = f"{model.path.name} is {model.description.precision}"
+    return name.replace("{", "{{").replace("}", "}}")
+
+
+def _check_this_gpu(flavour: Flavour, targets: tuple[Target, ...], here: Here) -> None:
+    if not here.has_driver:
         raise MissingDependencyError(
             f"{flavour.label} builds on the GPU the engine is for, and no NVIDIA driver is here",
             hint="run this on the target machine, or build ahead of time with "
@@ -108,3 +196,51 @@ def _check_this_gpu(flavour: Flavour, targets: tuple[Target, ...], *, has_driver
             f"{flavour.label} builds for one GPU at a time, not for {names}",
             hint="build on each machine, or use --backend tensorrt-rtx",
         )
+
+
+def _check_opset(flavour: Flavour, model: OnnxModel, here: Here) -> None:
+    why = why_opset_is_refused(model.description.opset, flavour.name, here.version)
+    if why:
+        raise EngineError(
+            f"{model.path.name} is of opset {model.description.opset}: {flavour.label} {why}",
+            hint="export with --opset 19 (or 17 with FP32 scales for JetPack 6)",
+        )
+
+
+def _check_file(model: OnnxModel, profiles: tuple[Profile, ...]) -> None:
+    """What the file itself shows: it is a graph, its weights are here, the profiles fit it."""
+    proto = load_proto(model.path)
+    _require_weights(model, proto)
+    batch = _fixed_batch(proto)
+    for smallest, _, largest in profiles:
+        if batch is not None and (smallest[0], largest[0]) != (batch, batch):
+            raise InputError(
+                f"{model.path.name} has a fixed batch of {batch}, and the engine was asked "
+                f"for {smallest[0]} to {largest[0]}",
+                hint=f"build with --batch {batch}, or export a dynamic batch",
+            )
+
+
+def _require_weights(model: OnnxModel, proto: Any) -> None:
+    """External data is there, and long enough for what the graph reads of it."""
+    needed: dict[str, int] = {}
+    for tensor in proto.graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if entries:
+            end = int(entries.get("offset", 0)) + int(entries.get("length", 0))
+            needed[entries["location"]] = max(end, needed.get(entries["location"], 0))
+    for location, size_bytes in needed.items():
+        path = model.path.parent / location
+        if not path.is_file() or path.stat().st_size < size_bytes:
+            wrong = "cut short" if path.is_file() else "not beside it"
+            raise InputError(
+                f"{model.path.name} keeps its weights in {location}, which is {wrong}",
+                hint=f"copy {path.name} into the same folder again",
+            )
+
+
+def _fixed_batch(proto: Any) -> int | None:
+    sides = proto.graph.input[0].type.tensor_type.shape.dim
+    if not sides or not sides[0].HasField("dim_value"):
+        return None
+    return sides[0].dim_value

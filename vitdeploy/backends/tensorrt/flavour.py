@@ -7,9 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 RTX_ONLY_NAMES = frozenset(
-    {"ComputeCapability", "num_compute_capabilities", "set_compute_capability"}
+    {
+        "ComputeCapability",
+        "num_compute_capabilities",
+        "set_compute_capability",
+        "EngineInvalidityDiagnostics",
+        "EngineValidity",
+        "engine_header_size",
+        "get_engine_validity",
+        "CudaGraphStrategy",
+        "cuda_graph_strategy",
+        "create_runtime_cache",
+        "create_runtime_config",
+        "IRuntimeCache",
+        "set_runtime_cache",
+    }
 )
-"""Names of the vendor's API that exist in TensorRT-RTX alone; used behind `builds_for_others`."""
+"""Names that not every version of TensorRT has, and TensorRT-RTX does: used with it alone."""
 
 
 @dataclass(frozen=True)

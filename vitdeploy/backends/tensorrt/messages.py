@@ -227,6 +227,11 @@ def is_fatal(warning: str) -> bool:
     return "UINT8 zero_point only on DLA" in warning
 
 
+def is_skipped_tactic(warning: str) -> bool:
+    """Whether TensorRT says that it tried a kernel no further for want of memory."""
+    return re.search(r"[Ss]kipping tactic", warning) is not None
+
+
 def _find(text: str) -> tuple[Failure, dict[str, str]]:
     for row in FAILURES:
         match = re.search(row.pattern, text, re.DOTALL)

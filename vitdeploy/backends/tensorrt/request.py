@@ -18,10 +18,13 @@ from typing import Any
 class BuildRequest:
     """One build. Paths are absolute; shapes are those of one image as the graph takes it.
 
-    The engine takes images from `smallest_image` to `largest_image` and is
-    tuned for `image_shape`; the three are the same for a graph of one size.
+    The graph takes images from `smallest_image` to `largest_image`, best of
+    `image_shape`; the three are the same for a graph of one size. Each of
+    `profiles` is (smallest, best, largest) full shape, the batch first.
     `compute_capabilities` are the numbers to build for (86 for sm86); empty
-    means the GPU of this machine. `batch` is (smallest, optimal, largest).
+    means the GPU of this machine. `timing_cache` is the folder of timings kept
+    between builds, empty for none; `hardware_level` the vendor's name of a
+    compatibility level, empty for none; `flags` are names of trt.BuilderFlag.
     """
 
     flavour: str
@@ -29,14 +32,18 @@ class BuildRequest:
     output: str
     input_name: str
     output_name: str
-    image_shape: tuple[int, int, int]
-    smallest_image: tuple[int, int, int]
-    largest_image: tuple[int, int, int]
     image_dtype: str
-    batch: tuple[int, int, int]
+    image_shape: tuple[int, ...]
+    smallest_image: tuple[int, ...]
+    largest_image: tuple[int, ...]
+    profiles: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
     compute_capabilities: tuple[int, ...]
     workspace_bytes: int | None
     threads: int | None
+    optimization_level: int | None = None
+    timing_cache: str = ""
+    hardware_level: str = ""
+    flags: tuple[str, ...] = ()
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -44,7 +51,8 @@ class BuildRequest:
 
 def read_request(path: Path) -> BuildRequest:
     fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for name, value in fields.items():
-        if isinstance(value, list):
-            fields[name] = tuple(value)
-    return BuildRequest(**fields)
+    return BuildRequest(**{name: _frozen(value) for name, value in fields.items()})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

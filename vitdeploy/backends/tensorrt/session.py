@@ -1,12 +1,13 @@
-"""An engine on a GPU: one stream, one buffer each for images and logits.
+"""An engine on a GPU: one stream, a buffer each for images and logits on both sides.
 
 Not yet run on a GPU: written where none is, from the API lists of TensorRT 10.3
-to 11.4 and TensorRT-RTX 1.7.1 and the documentation of cuda-bindings.
+to 11.4 and TensorRT-RTX 1.7.1 and the documentation of the CUDA bindings.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,130 +15,160 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import checked_batch, image_input
-from vitdeploy.backends.tensorrt.device import check, compute_capability, cuda_runtime
+from vitdeploy.backends.tensorrt import contexts
+from vitdeploy.backends.tensorrt.contexts import Log, vendor_logger
+from vitdeploy.backends.tensorrt.device import open_cuda
 from vitdeploy.backends.tensorrt.flavour import Flavour, import_vendor
-from vitdeploy.backends.tensorrt.messages import Context, as_error, first_cause
+from vitdeploy.backends.tensorrt.loading import check_gpu
+from vitdeploy.backends.tensorrt.messages import Context
+from vitdeploy.backends.tensorrt.splitting import profile_for, split
 from vitdeploy.errors import EngineError, InputError
 
 
 class TensorRTSession:
-    """(n, channels, height, width) float32 in, (n, classes) float32 out.
+    """What the engine's graph takes in, (n, classes) float32 out.
 
     Raises EngineError where the engine is for another GPU or cannot be read,
-    MissingDependencyError without cuda-bindings or a driver. `close` frees the
-    GPU's memory; running afterwards is an error.
+    MissingDependencyError without CUDA bindings or a driver. A batch that no
+    profile takes is run in parts. `close` frees the GPU's memory; running
+    afterwards is an error.
     """
 
     def __init__(self, flavour: Flavour, artifact: Engine) -> None:
         manifest = artifact.manifest
-        here = f"sm{compute_capability()}"
-        if here not in manifest.targets:
-            raise EngineError(
-                f"{artifact.path.name} was built for {', '.join(manifest.targets)}, "
-                f"this GPU is {here}",
-                hint="build the engine on this machine, or for it",
-            )
+        cuda = self._cuda = open_cuda()
+        check_gpu(artifact, cuda.compute_capability())
         self.name = f"{flavour.label} {manifest.model.precision}"
+        self._flavour, self._artifact = flavour, artifact
         self._input, self._output = manifest.model.input_name, manifest.model.output_name
         self._takes = image_input(manifest.model)
-        self._cudart = cuda_runtime()
-        self._buffers: list[Any] = []
-        self._stream: Any = None
-        self._runtime: Any = None
-        self._engine: Any = None
-        self._context: Any = None
-        self._errors: list[str] = []
-        self._where = Context(
-            label=flavour.label, install=flavour.install, graph=artifact.path.name
-        )
+        self._device: list[int] = []
+        self._pinned: list[NDArray[np.uint8]] = []
+        self._graphs: dict[tuple[int, ...], Any] = {}
+        self._seen: set[tuple[int, ...]] = set()
+        self._profile = 0
+        self._stream: int | None = None
+        self._loaded: contexts.Loaded | None = None
+        where = Context(label=flavour.label, install=flavour.install, graph=artifact.path.name)
+        self._log = Log(where)
         try:
-            self._open(import_vendor(flavour), artifact)
+            self._open(import_vendor(flavour))
         except BaseException:
             self.close()
             raise
 
-    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+    def run(self, batch: NDArray) -> NDArray[np.float32]:
         """Compute one batch and wait for it; the result is a fresh array.
 
-        Raises InputError for another shape or a batch outside the engine's range.
+        Raises InputError for another shape, and for a batch that cannot be made
+        of what the engine's profiles take.
         """
         batch = checked_batch(batch, self._takes)
-        if not self._smallest <= len(batch) <= self._largest:
-            raise InputError(
-                f"a batch of {len(batch)} is outside the engine's {self._smallest} to "
-                f"{self._largest}",
-                hint="split the batch, or build the engine again with a wider range",
-            )
-        if self._stream is None:
+        if self._loaded is None or self._stream is None:
             raise EngineError(f"{self.name} was closed", hint="load the engine again")
-        cudart, context, kinds = self._cudart, self._context, self._cudart.cudaMemcpyKind
-        self._expect(context.set_input_shape(self._input, batch.shape))
-        result = np.empty(tuple(context.get_tensor_shape(self._output)), dtype=np.float32)
-        images, logits = self._buffers
-        self._copy(images, batch.ctypes.data, batch.nbytes, kinds.cudaMemcpyHostToDevice)
-        self._expect(context.execute_async_v3(int(self._stream)))
-        self._copy(result.ctypes.data, logits, result.nbytes, kinds.cudaMemcpyDeviceToHost)
-        check(cudart, cudart.cudaStreamSynchronize(self._stream), "running the engine")
-        return result
+        if profile_for(len(batch), self._spans) is not None:
+            return self._run_one(batch, self._loaded.context, self._stream)
+        sizes = split(len(batch), self._spans)
+        if not sizes:
+            taken = ", ".join(f"{low} to {high}" for low, high in self._spans)
+            raise InputError(
+                f"a batch of {len(batch)} is outside the engine's {taken} and cannot be "
+                "made of those",
+                hint="give another batch, or build the engine again with a wider range",
+            )
+        ends = np.cumsum(sizes)[:-1]
+        parts = np.split(batch, ends)
+        return np.concatenate(
+            [self._run_one(part, self._loaded.context, self._stream) for part in parts]
+        )
 
     def close(self) -> None:
         """Free everything on the GPU. May be called again."""
-        # Context before engine before runtime: each points into the next.
-        self._context = self._engine = self._runtime = None
-        while self._buffers:
-            pointer = self._buffers.pop()
-            check(self._cudart, self._cudart.cudaFree(pointer), "freeing a buffer")
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            loaded.close()
+        while self._graphs:
+            self._cuda.free_graph(self._graphs.popitem()[1])
+        while self._device:
+            self._cuda.free(self._device.pop())
+        while self._pinned:
+            self._cuda.free_pinned(self._pinned.pop())
         if self._stream is not None:
             stream, self._stream = self._stream, None
-            check(self._cudart, self._cudart.cudaStreamDestroy(stream), "closing the stream")
+            self._cuda.close_stream(stream)
 
-    def _open(self, trt: Any, artifact: Engine) -> None:
-        cudart = self._cudart
+    def _open(self, trt: Any) -> None:
         # A stream of its own: TensorRT synchronizes more on the default one.
-        self._stream = check(
-            cudart,
-            cudart.cudaStreamCreateWithFlags(cudart.cudaStreamNonBlocking),
-            "opening a stream",
-        )
-        logger = _logger(trt, self._errors)
-        runtime = self._runtime = self._expect(trt.Runtime(logger))
-        engine = self._engine = self._expect(
-            runtime.deserialize_cuda_engine(artifact.path.read_bytes())
-        )
-        context = self._context = self._expect(engine.create_execution_context())
+        self._stream = self._cuda.open_stream()
+        logger = vendor_logger(trt, self._log)
+        loaded = contexts.load(trt, logger, self._flavour, self._artifact, self._log)
+        self._loaded = loaded
+        engine, context = loaded.engine, loaded.context
         expected = {self._input: self._takes.dtype, self._output: "float32"}
         for name, dtype in expected.items():
             if engine.get_tensor_dtype(name) != getattr(trt, dtype):
                 raise EngineError(f"{name} is not {dtype}", hint="export the model again")
-        low, _, high = engine.get_tensor_profile_shape(self._input, 0)
-        self._smallest, self._largest = low[0], high[0]
-        self._expect(context.set_input_shape(self._input, tuple(high)))
-        for name in (self._input, self._output):
-            bytes_each = np.dtype(expected[name]).itemsize
-            size = math.prod(context.get_tensor_shape(name)) * bytes_each
-            pointer = check(cudart, cudart.cudaMalloc(size), f"allocating {size} bytes")
-            self._buffers.append(pointer)
-            self._expect(context.set_tensor_address(name, int(pointer)))
+        shapes = [
+            engine.get_tensor_profile_shape(self._input, index)
+            for index in range(engine.num_optimization_profiles)
+        ]
+        self._spans = tuple((low[0], high[0]) for low, _, high in shapes)
+        self._fixed = {tuple(low) for low, _, high in shapes if tuple(low) == tuple(high)}
+        sizes = dict.fromkeys(expected, 0)
+        for index, (_, _, high) in enumerate(shapes):
+            self._select(index, context, self._stream)
+            self._log.expect(context.set_input_shape(self._input, tuple(high)))
+            for name, dtype in expected.items():
+                elements = math.prod(context.get_tensor_shape(name))
+                sizes[name] = max(sizes[name], elements * np.dtype(dtype).itemsize)
+        for name, size_bytes in sizes.items():
+            self._device.append(self._cuda.allocate(size_bytes))
+            self._pinned.append(self._cuda.allocate_pinned(size_bytes))
+            self._log.expect(context.set_tensor_address(name, self._device[-1]))
 
-    def _copy(self, destination: int, source: int, size: int, kind: Any) -> None:
-        result = self._cudart.cudaMemcpyAsync(destination, source, size, kind, self._stream)
-        check(self._cudart, result, "copying a batch")
+    def _select(self, index: int, context: Any, stream: int) -> None:
+        if index != self._profile:
+            self._log.expect(context.set_optimization_profile_async(index, stream))
+            self._cuda.synchronize(stream)
+            self._profile = index
 
-    def _expect(self, result: Any) -> Any:
-        """TensorRT says no by None or False; the reason is in the log."""
-        if result is None or result is False:
-            raise as_error(first_cause(self._errors), self._where)
-        self._errors.clear()
+    def _run_one(self, batch: NDArray, context: Any, stream: int) -> NDArray[np.float32]:
+        index = profile_for(len(batch), self._spans)
+        assert index is not None
+        self._select(index, context, stream)
+        self._log.expect(context.set_input_shape(self._input, batch.shape))
+        result = np.empty(tuple(context.get_tensor_shape(self._output)), dtype=np.float32)
+        taken, given = self._pinned
+        images, logits = taken[: batch.nbytes], given[: result.nbytes]
+        np.copyto(images, batch.reshape(-1).view(np.uint8))
+        self._cuda.to_device(self._device[0], images, stream)
+        self._compute(batch.shape, context, stream)
+        self._cuda.to_host(logits, self._device[1], stream)
+        self._cuda.synchronize(stream)
+        result.reshape(-1).view(np.uint8)[:] = logits
+        if batch.shape not in self._seen and self._loaded is not None:
+            self._seen.add(batch.shape)
+            self._loaded.keep_cache()
         return result
 
-
-def _logger(trt: Any, errors: list[str]) -> Any:
-    class Log(trt.ILogger):
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
-                errors.append(msg)
-
-    return Log()
+    def _compute(self, shape: tuple[int, ...], context: Any, stream: int) -> None:
+        """Enqueue the engine's work; from the second run on as a CUDA graph, where a profile
+        takes one shape only. TensorRT-RTX keeps graphs by itself."""
+        graph = self._graphs.get(shape)
+        if graph is not None:
+            self._cuda.launch(graph, stream)
+            return
+        # The first run also sets up what a capture must not contain.
+        self._log.expect(context.execute_async_v3(stream))
+        captures = self._cuda.can_capture and not self._flavour.builds_for_others
+        if not captures or shape not in self._fixed:
+            return
+        self._cuda.synchronize(stream)
+        self._cuda.begin_capture(stream)
+        enqueued = context.execute_async_v3(stream)
+        if not enqueued:
+            # The vendor's reason is the one to tell, not that the capture came to nothing.
+            with suppress(EngineError):
+                self._cuda.free_graph(self._cuda.end_capture(stream))
+        self._log.expect(enqueued)
+        self._graphs[shape] = self._cuda.end_capture(stream)

@@ -14,18 +14,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.backends.tensorrt.device import compute_capability, cuda_runtime, driver_versions
+from vitdeploy.backends.tensorrt.configure import RefusedError, configure
+from vitdeploy.backends.tensorrt.device import open_cuda
 from vitdeploy.backends.tensorrt.flavour import FLAVOURS, Flavour, import_vendor
 from vitdeploy.backends.tensorrt.request import BuildRequest, read_request
 from vitdeploy.errors import EngineError, MissingDependencyError
-
-
-class RefusedError(Exception):
-    """The vendor refused; its reason is in the log, or in these fields."""
-
-    def __init__(self, text: str = "", *, node: str = "", operator: str = "") -> None:
-        super().__init__(text)
-        self.fields = {"text": text, "node": node, "operator": operator}
 
 
 class Channel:
@@ -52,7 +45,7 @@ def main(arguments: list[str]) -> int:
     channel = Channel(_claim_stdout())
     request = read_request(Path(arguments[0]))
     try:
-        version, capability = build(request, channel)
+        built = build(request, channel)
     except RefusedError as error:
         channel.send("refused", **error.fields)
     except ImportError as error:
@@ -62,12 +55,15 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         channel.send("failed", kind="OSError", text=error.strerror or str(error), code=error.errno)
     else:
-        channel.send("built", version=version, capability=capability)
+        channel.send("built", **built, peak_memory_bytes=_peak_memory_bytes())
     return 0
 
 
-def build(request: BuildRequest, channel: Channel) -> tuple[str, int | None]:
-    """Build and write the engine; (vendor version, this GPU's compute capability if built for it).
+def build(request: BuildRequest, channel: Channel) -> dict[str, Any]:
+    """Build and write the engine.
+
+    Answers the vendor's `version`, and of this machine's GPU `capability` and
+    `gpu` (its name) where the engine was built for it, else None and "".
 
     Raises RefusedError where the vendor says no, EngineError where the graph
     or the GPU is not the one asked for, ImportError where the vendor is missing.
@@ -80,19 +76,41 @@ def build(request: BuildRequest, channel: Channel) -> tuple[str, int | None]:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     _parse(trt, network, logger, request)
     config = builder.create_builder_config()
-    if request.threads is not None:
-        builder.max_threads = request.threads
-    if request.workspace_bytes is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, request.workspace_bytes)
     config.progress_monitor = _monitor(trt, channel)
-    _add_profile(builder, network, config, request)
-    if flavour.builds_for_others:
-        _set_targets(trt, config, request)
+    configure(trt, builder, network, config, request, flavour=flavour, capability=capability)
+    gpu = "" if capability is None else open_cuda().gpu_name()
+    timings = _timings(request, f"{gpu} sm{capability}", trt.__version__, channel)
+    if timings is not None:
+        timings.attach(config)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise RefusedError
     Path(request.output).write_bytes(plan)
-    return trt.__version__, capability
+    if timings is not None:
+        timings.keep(config)
+    return {"version": trt.__version__, "capability": capability, "gpu": gpu}
+
+
+def _timings(request: BuildRequest, gpu: str, version: str, channel: Channel) -> Any:
+    """The timing cache of this GPU and version; None where none is kept."""
+    if not request.timing_cache:
+        return None
+    from vitdeploy.backends.tensorrt.timing_cache import KeptTimings, cache_file
+
+    def say(text: str) -> None:
+        channel.send("log", level="warning", text=text)
+
+    return KeptTimings(cache_file(Path(request.timing_cache), gpu, version), say)
+
+
+def _peak_memory_bytes() -> int | None:
+    """The most memory this process has had; None where the system does not say."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _claim_stdout() -> int:
@@ -106,7 +124,7 @@ def _capability_here(flavour: Flavour, request: BuildRequest) -> int | None:
     """The GPU's compute capability where the engine is for it, None where it is for others."""
     if flavour.builds_for_others and request.compute_capabilities:
         return None
-    here = compute_capability()
+    here = open_cuda().compute_capability()
     wanted = request.compute_capabilities
     if wanted and wanted != (here,):
         raise EngineError(
@@ -157,7 +175,7 @@ def _builder(trt: Any, logger: Any) -> Any:
         return trt.Builder(logger)
     except TypeError as error:
         # The binding's way to say that the library returned no object.
-        raise RefusedError(f"{error} ({driver_versions(cuda_runtime())})") from error
+        raise RefusedError(f"{error} ({open_cuda().versions()})") from error
 
 
 def _parse(trt: Any, network: Any, logger: Any, request: BuildRequest) -> None:
@@ -200,46 +218,18 @@ def _require_tensors(trt: Any, network: Any, request: BuildRequest) -> None:
 
 def _require_shape(graph: str, shape: tuple[int, ...], request: BuildRequest) -> None:
     """One size must be fixed in the graph, a range of sizes must be open in it."""
-    ends = zip(request.smallest_image, request.image_shape, request.largest_image, strict=True)
+    ends = zip(request.smallest_image, request.largest_image, strict=True)
     if len(shape) != 4 or any(
-        size not in ((-1,) if least != most else (-1, wanted))
-        for size, (least, wanted, most) in zip(shape[1:], ends, strict=True)
+        size not in ((-1,) if least != most else (-1, least))
+        for size, (least, most) in zip(shape[1:], ends, strict=True)
     ):
-        wanted = f"(n, {request.image_shape})"
+        wanted = f"(n, {request.smallest_image})"
         if request.smallest_image != request.largest_image:
             wanted = f"(n, {request.smallest_image} to {request.largest_image})"
         raise EngineError(
             f"{graph} takes {shape}, its description says {wanted}",
             hint="export the model again",
         )
-
-
-def _add_profile(builder: Any, network: Any, config: Any, request: BuildRequest) -> None:
-    tensor = network.get_input(0)
-    smallest, optimal, largest = request.batch
-    fixed = tensor.shape[0]
-    if fixed != -1 and (smallest, largest) != (fixed, fixed):
-        raise EngineError(
-            f"{Path(request.graph).name} has a fixed batch of {fixed}",
-            hint=f"build with a batch of {fixed}:{fixed}:{fixed}, or export a dynamic batch",
-        )
-    profile = builder.create_optimization_profile()
-    profile.set_shape(
-        tensor.name,
-        (smallest, *request.smallest_image),
-        (optimal, *request.image_shape),
-        (largest, *request.largest_image),
-    )
-    if config.add_optimization_profile(profile) < 0:
-        raise RefusedError("the optimization profile is invalid")
-
-
-def _set_targets(trt: Any, config: Any, request: BuildRequest) -> None:
-    names = [f"SM{number}" for number in request.compute_capabilities] or ["CURRENT"]
-    config.num_compute_capabilities = len(names)
-    for index, name in enumerate(names):
-        if not config.set_compute_capability(getattr(trt.ComputeCapability, name), index):
-            raise RefusedError(f"cannot build for {name}")
 
 
 if __name__ == "__main__":
