@@ -14,6 +14,7 @@ from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.backends.base import image_input
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.benchmarks import evaluation
+from vitdeploy.benchmarks.kinds import kind_of
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress
@@ -71,7 +72,8 @@ def baseline_from_graph(
     session = GraphSession(graph.path, threads=threads, takes=image_input(own))
     preprocessing = own.source.preprocessing
     logits = evaluation.logits_of(session, images, preprocessing, own.resolution, progress=progress)
-    top1 = evaluation.top1(logits, images)
+    kind = kind_of(own.source.task, own.output)
+    top1 = evaluation.score_of(kind, logits, images)
     return Baseline("ONNX Runtime fp32, the adopted graph", logits, top1, top1)
 
 

@@ -22,17 +22,19 @@ from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import require_writable
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.reference import ReferenceOutputs
-from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.artifacts.source import SourceDescription, Task
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
 from vitdeploy.backends.tensorrt import device
 from vitdeploy.benchmarks import evaluation
-from vitdeploy.benchmarks.accuracy import compare
 from vitdeploy.benchmarks.engines import common_input_shape, measure_engines
 from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.forecasting import forecast as forecast
+from vitdeploy.benchmarks.judging import judge
+from vitdeploy.benchmarks.kinds import kind_of
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
-from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
 from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
 from vitdeploy.calibration.precision import PrecisionRequest as PrecisionRequest
@@ -136,6 +138,16 @@ def targets_of(backend: Backend, targets: Sequence[Target] | None) -> tuple[Targ
     return (CPU,)
 
 
+def check_options(backend: Backend, options: BuildOptions, precision: str) -> None:
+    """Raise what a build would, as far as machine and options tell: before a graph is quantized.
+
+    Backends of other packages need not have a `check_options`; `build` refuses then.
+    """
+    check = getattr(backend, "check_options", None)
+    if check is not None:
+        check(options, precision)
+
+
 def build_engine(
     model: OnnxModel,
     backend: Backend,
@@ -179,8 +191,9 @@ def require_unseen(engine: Engine, images: ImageSet) -> None:
 class Baseline:
     """What the source answered on the images an engine is judged on.
 
-    `logits` is (images, classes) at the engine's resolution, `top1` the
-    accuracy there, `native_top1` the accuracy at the source's own resolution.
+    `logits` is (images, classes), or whatever the engine answers, at its
+    resolution, `top1` the accuracy (mAP of multi-label models) there,
+    `native_top1` that at the source's own resolution.
     """
 
     label: str
@@ -212,12 +225,9 @@ def baseline_from_source(
     native = source.description.native_resolution
     logits = answers(resolution)
     at_native = logits if native == resolution else answers(native)
-    return Baseline(
-        "PyTorch eager fp32",
-        logits,
-        evaluation.top1(logits, images),
-        evaluation.top1(at_native, images),
-    )
+    kind = kind_of(source.description.task, source.output)
+    scores = [evaluation.score_of(kind, found, images) for found in (logits, at_native)]
+    return Baseline("PyTorch eager fp32", logits, *scores)
 
 
 def baseline_from_reference(
@@ -234,16 +244,17 @@ def baseline_from_reference(
     """
     digests = [image_digest(item.path) for item in images.items]
     own = (model.source.weights_digest, model.source.preprocessing.digest)
-    reference.require_source(*own, model.resolution)
+    reference.require_source(*own, model.resolution, model.output)
+    kind = kind_of(model.source.task, model.output)
     logits = reference.for_images(digests)
     native_top1 = None
     if native is not None:
-        native.require_source(*own, model.source.native_resolution)
-        native_top1 = evaluation.top1(native.for_images(digests), images)
+        native.require_source(*own, model.source.native_resolution, model.output)
+        native_top1 = evaluation.score_of(kind, native.for_images(digests), images)
     return Baseline(
         "PyTorch eager fp32 (stored outputs)",
         logits,
-        evaluation.top1(logits, images),
+        evaluation.score_of(kind, logits, images),
         native_top1,
     )
 
@@ -254,17 +265,20 @@ def evaluate(
     images: ImageSet,
     *,
     max_drop_points: float = 0.5,
+    task: Task | None = None,
     unreadable: Sequence[str] = (),
+    forecasted: AccuracyForecast | None = None,
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> EvaluationResult:
     """Judge an engine against the source on the same images.
 
-    Raises InputError where images were calibrated with, GateFailedError where
+    `task` overrules what the model says it is for; `forecasted` is kept beside
+    what was found. Raises InputError where images were calibrated with, GateFailedError where
     the comparison is void (not finite, one class only).
     """
     model = engine.manifest.model
-    evaluation.require_classes(model)
+    kind = kind_of(model.source.task, model.output, asked=task)
     require_unseen(engine, images)
     session = load_engine(engine, threads=threads)
     logits = evaluation.logits_of(
@@ -275,8 +289,15 @@ def evaluate(
         as_bytes=model.input_format == "uint8-nhwc",
         progress=progress,
     )
-    labels = images.label_indices() if images.is_labelled else None
-    comparison = compare(baseline.logits, logits, labels, max_drop_points=max_drop_points)
+    probabilities = model.output == "probabilities"
+    comparison = judge(
+        kind,
+        baseline.logits,
+        logits,
+        images,
+        max_drop_points=max_drop_points,
+        probabilities=probabilities,
+    )
     return EvaluationResult(
         engine_file=printable(engine.path.name),
         engine_digest=engine.manifest.engine_digest,
@@ -288,8 +309,15 @@ def evaluate(
         unreadable=tuple(unreadable),
         comparison=comparison,
         flips=evaluation.flips_of(
-            engine.path.stem, comparison, baseline.logits, logits, images, model.source.labels
+            engine.path.stem,
+            comparison,
+            baseline.logits,
+            logits,
+            images,
+            model.source.labels,
+            probabilities=probabilities,
         ),
+        forecast=forecasted,
     )
 
 

@@ -23,7 +23,7 @@ from vitdeploy.calibration.image_set import (
 )
 from vitdeploy.demo import assets
 from vitdeploy.errors import InputError, MissingDependencyError
-from vitdeploy.images import ImageSet, scan
+from vitdeploy.images import ImageSet, LabelOrder, scan
 from vitdeploy.progress import Progress
 from vitdeploy.recipe import FILE_NAME, Recipe, read_recipe
 
@@ -41,6 +41,14 @@ class Draw:
     count: int
     seed: int
     evaluation: Path | None = None
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """Where the labels of a flat folder stand, and how classes without a model's own order sort."""
+
+    class_map: Path | None = None
+    order: LabelOrder = "natural"
 
 
 @dataclass(frozen=True)
@@ -143,9 +151,14 @@ class Workspace:
         """The calibration images given, else those the recipe holds for this very model."""
         return self._images(given, "calibration", source)
 
-    def evaluation(self, given: Path | None, source: SourceDescription) -> ImageSet | None:
+    def evaluation(
+        self,
+        given: Path | None,
+        source: SourceDescription,
+        labelling: Labelling | None = None,
+    ) -> ImageSet | None:
         """The evaluation images given, else those the recipe holds for this very model."""
-        return self._images(given, "evaluation", source)
+        return self._images(given, "evaluation", source, labelling or Labelling())
 
     def calibration_set(
         self, given: Path | None, source: SourceDescription, draw: Draw, progress: Progress
@@ -212,7 +225,11 @@ class Workspace:
         return scan(place)
 
     def _images(
-        self, given: Path | None, part: assets.Part, source: SourceDescription
+        self,
+        given: Path | None,
+        part: assets.Part,
+        source: SourceDescription,
+        labelling: Labelling | None = None,
     ) -> ImageSet | None:
         folder = self._place(given, part, source)
         if folder is None:
@@ -220,7 +237,7 @@ class Workspace:
         if part == "calibration" and _is_manifest(folder):
             return load_calibration_set(folder).images
         # Ranges ask for images, not for their classes.
-        images = scan(folder) if part == "calibration" else self._labelled(folder, source)
+        images = scan(folder) if labelling is None else self._labelled(folder, source, labelling)
         if images.empty_classes:
             self.announce(
                 f"{part} images: {folder} has folders without images: "
@@ -247,12 +264,12 @@ class Workspace:
                 self.announce(f"{part} images: {entry} (from {FILE_NAME})")
         return _folder_of(entry, self.folder, part)
 
-    def _labelled(self, folder: Path, source: SourceDescription) -> ImageSet:
+    def _labelled(self, folder: Path, source: SourceDescription, labelling: Labelling) -> ImageSet:
         """The images with the model's labels; a model whose classes are only numbered
         takes the names of as many class folders, in their order, and says so."""
         numbered = source.labels == tuple(map(str, range(source.num_classes)))
         if numbered:
-            images = scan(folder)
+            images = scan(folder, class_map=labelling.class_map, order=labelling.order)
             if len(images.labels) == source.num_classes and images.labels != source.labels:
                 self.announce(
                     f"the model's classes have no names: its classes 0 to "
@@ -260,7 +277,7 @@ class Workspace:
                     f"{' ...' if len(images.labels) > 8 else ''} (the folders, in their order)"
                 )
                 return images
-        return scan(folder, labels=source.labels)
+        return scan(folder, labels=source.labels, class_map=labelling.class_map)
 
     def description(self) -> SourceDescription | None:
         """What the recipe's model says of itself; None where no file of it does."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from command_line import DEMO_TOML, Outcome, require_one_error, run
+from command_line import DEMO_TOML, Outcome, run
 
 from vitdeploy.artifacts.files import read_text
 
@@ -38,6 +39,13 @@ def test_probabilities_are_compared_with_the_sources_own(place: Path) -> None:
     assert '"cosine_min": 0.9999' in found or '"cosine_min": 1.0' in found
 
 
-def test_features_are_not_judged_by_their_largest_column(place: Path) -> None:
-    outcome, _ = engine_of("features", place)
-    require_one_error(outcome, 2, "answers features", "benchmark")
+def test_features_are_judged_by_direction_and_neighbours(place: Path) -> None:
+    outcome, engine = engine_of("features", place)
+    assert outcome.code == 0, outcome.errors
+    assert "centred cosine: 1.00000" in outcome.output
+    found = json.loads(read_text(engine.with_suffix(".accuracy.json"), what="findings"))
+    assert found["comparison"]["kind"] == "features"
+    assert found["comparison"]["neighbours_kept"] > 0.99
+    reported = run(["report", str(engine)], place, place / "cache")
+    assert reported.code == 0, reported.errors
+    assert "keeps a mean cosine of 1.0000" in reported.output

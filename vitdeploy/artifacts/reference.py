@@ -20,6 +20,7 @@ from vitdeploy.artifacts.files import (
     require_writable,
     to_json,
 )
+from vitdeploy.artifacts.onnx_model import Output
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -35,7 +36,8 @@ _DAMAGED = (
 class ReferenceOutputs:
     """What the source answered at one resolution, image by image.
 
-    `logits` is (images, classes) float32, in the order of `image_digests`.
+    `logits` is (images, numbers) float32, in the order of `image_digests`:
+    classes, or whatever `output` the source was asked for, in one row an image.
     """
 
     logits: NDArray[np.float32]
@@ -43,6 +45,7 @@ class ReferenceOutputs:
     weights_digest: str
     preprocessing_digest: str
     resolution: tuple[int, int]
+    output: Output = "logits"
 
     def for_images(self, digests: Sequence[str]) -> NDArray[np.float32]:
         """The logits of these images, in this order. Raises InputError where one is missing."""
@@ -57,12 +60,16 @@ class ReferenceOutputs:
         return self.logits[[rows[digest] for digest in digests]]
 
     def require_source(
-        self, weights_digest: str, preprocessing_digest: str, resolution: tuple[int, int]
+        self,
+        weights_digest: str,
+        preprocessing_digest: str,
+        resolution: tuple[int, int],
+        output: Output = "logits",
     ) -> None:
         """Raise InputError unless the outputs are of this source, preprocessed this way."""
-        own = (self.weights_digest, self.preprocessing_digest, self.resolution)
-        asked = (weights_digest, preprocessing_digest, resolution)
-        names = ("weights", "preprocessing", "resolution")
+        own = (self.weights_digest, self.preprocessing_digest, self.resolution, self.output)
+        asked = (weights_digest, preprocessing_digest, resolution, output)
+        names = ("weights", "preprocessing", "resolution", "output")
         different = [n for n, a, b in zip(names, own, asked, strict=True) if a != b]
         if different:
             raise InputError(
@@ -77,6 +84,7 @@ class _Header:
     weights_digest: str
     preprocessing_digest: str
     resolution: tuple[int, int]
+    output: Output = "logits"
     schema_version: int = SCHEMA_VERSION
 
 
@@ -108,6 +116,7 @@ def save(outputs: ReferenceOutputs, path: Path) -> None:
         outputs.weights_digest,
         outputs.preprocessing_digest,
         outputs.resolution,
+        outputs.output,
     )
     with atomic_path(path, remedy=_ANOTHER_FILE) as temporary, temporary.open("wb") as stream:
         np.savez_compressed(stream, logits=outputs.logits, header=np.array(to_json(header)))
@@ -139,4 +148,5 @@ def load(path: Path) -> ReferenceOutputs:
         header.weights_digest,
         header.preprocessing_digest,
         header.resolution,
+        header.output,
     )

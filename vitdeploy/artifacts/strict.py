@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, get_args, get_origin
+from dataclasses import fields, is_dataclass
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import cattrs
 
@@ -41,7 +43,33 @@ def without_coercion(converter: AnyConverter) -> AnyConverter:
 
         return from_list
 
+    @converter.register_structure_hook_factory(lambda kind: len(_by_own_kind(kind)) > 1)
+    def for_records_of_several_kinds(kind: Any) -> Callable[[Any, Any], Any]:
+        records, may_be_none = _by_own_kind(kind), type(None) in get_args(kind)
+
+        def by_kind(value: Any, _: Any) -> Any:
+            if value is None and may_be_none:
+                return None
+            named = value.get("kind") if isinstance(value, dict) else None
+            if named not in records:
+                raise TypeError(f"kind {named!r} is none of {', '.join(records)}")
+            return converter.structure(value, records[named])
+
+        return by_kind
+
     return converter
+
+
+def _by_own_kind(union: Any) -> dict[str, Any]:
+    """The records of a union by the default of their field `kind`; nothing where one has none.
+
+    cattrs tells them apart by fields that only one has, which says nothing of a damaged file.
+    """
+    records = [kind for kind in get_args(union) if kind is not type(None)]
+    if get_origin(union) not in (Union, UnionType) or not all(map(is_dataclass, records)):
+        return {}
+    found = {str(f.default): kind for kind in records for f in fields(kind) if f.name == "kind"}
+    return found if len(found) == len(records) else {}
 
 
 def structured(converter: cattrs.Converter, content: Any, kind: type[Record]) -> Record:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.accuracy import AccuracyComparison
-from vitdeploy.benchmarks.report.model import Flip
+from vitdeploy.benchmarks import ranking
+from vitdeploy.benchmarks.judging import AnyComparison
+from vitdeploy.benchmarks.kinds import Kind
+from vitdeploy.benchmarks.report.model import AccuracyForecast, Flip
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import ImageSet, batches, decode, image_digest
 from vitdeploy.preprocessing import Preprocessing, Size
@@ -32,8 +35,9 @@ SCHEMA_VERSION = 1
 class EvaluationResult:
     """One engine (or graph) against the source, as it stands in '<engine>.accuracy.json'.
 
-    `native_top1` is the source's accuracy at its own resolution, so that the
-    price of changing it is never hidden (None: not measured, or no labels).
+    `native_top1` is the source's accuracy (of multi-label models: mAP) at its
+    own resolution, so that the price of changing it is never hidden (None: not
+    measured, or no labels). `forecast` is what the graph's emulations said.
     """
 
     engine_file: str
@@ -44,8 +48,9 @@ class EvaluationResult:
     images_root: str
     native_top1: float | None
     unreadable: tuple[str, ...]
-    comparison: AccuracyComparison
+    comparison: AnyComparison
     flips: tuple[Flip, ...] = ()
+    forecast: AccuracyForecast | None = None
     schema_version: int = SCHEMA_VERSION
 
 
@@ -67,38 +72,63 @@ def logits_of(
     return np.concatenate(parts)
 
 
+def score_of(kind: Kind, answers: NDArray[np.float32], images: ImageSet) -> float | None:
+    """Top-1, or the mAP of multi-label answers; None for others and without labels.
+
+    Raises GateFailedError for values that are not finite.
+    """
+    if kind == "classes":
+        return top1(answers, images)
+    _require_finite(answers)
+    if kind != "multilabel" or not images.is_labelled:
+        return None
+    return ranking.mean_average_precision(answers, images.truth(answers.shape[1]))
+
+
 def top1(logits: NDArray[np.float32], images: ImageSet) -> float | None:
     """Share of images answered right; None without labels. Raises GateFailedError for NaN."""
-    if not np.isfinite(logits).all():
-        raise GateFailedError(
-            "the source answers values that are not finite", hint="check its weights"
-        )
+    _require_finite(logits)
     if not images.is_labelled:
         return None
     return float((logits.argmax(-1) == images.label_indices()).mean())
 
 
+def _require_finite(logits: NDArray[np.float32]) -> None:
+    if not np.isfinite(logits).all():
+        raise GateFailedError(
+            "the source answers values that are not finite", hint="check its weights"
+        )
+
+
 def reference_outputs(
     logits: NDArray[np.float32], images: ImageSet, model: ModelDescription
 ) -> ReferenceOutputs:
-    """The source's logits at a graph's resolution, as an artifact."""
+    """The source's answers at a graph's resolution, as an artifact; one long row an image."""
     return ReferenceOutputs(
-        logits,
+        logits.reshape(len(logits), -1),
         tuple(image_digest(item.path) for item in images.items),
         model.source.weights_digest,
         model.source.preprocessing.digest,
         model.resolution,
+        model.output,
     )
 
 
+def digest_of(images: ImageSet) -> str:
+    """sha256 over the images' digests, whatever their order."""
+    digests = sorted(image_digest(item.path) for item in images.items)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
 def require_classes(model: ModelDescription) -> None:
-    """Raise InputError where a graph answers no classes: top-1 would mean nothing of it."""
+    """Raise InputError where a graph answers no classes: a search for layers goes by top-1."""
     task = model.source.task
     if task == "classify" and model.output in ("logits", "probabilities"):
         return
     raise InputError(
-        f"the engine answers {model.output} for the task {task}, and only classes are judged yet",
-        hint="export verified it against PyTorch; `vitdeploy benchmark` times it",
+        f"the graph answers {model.output} for the task {task}, and layers are searched for by "
+        "the drop of top-1",
+        hint="leave --max-drop out, and judge the engine with `vitdeploy evaluate`",
     )
 
 
@@ -116,34 +146,47 @@ def require_disjoint(calibration_digests: Sequence[str], images: ImageSet) -> No
 
 def flips_of(
     engine_name: str,
-    comparison: AccuracyComparison,
+    comparison: AnyComparison,
     source_logits: NDArray[np.float32],
     engine_logits: NDArray[np.float32],
     images: ImageSet,
     labels: Sequence[str],
+    *,
+    probabilities: bool = False,
 ) -> tuple[Flip, ...]:
     """The first images that source and engine name differently, with thumbnails.
 
-    Raises InputError where `labels`, if there are any, are not one a class.
+    Features and numbers name nothing. Raises InputError where `labels`, if
+    there are any, are not one a class.
     """
+    if comparison.kind not in ("classes", "multilabel"):
+        return ()
     classes = engine_logits.shape[1]
     if labels and len(labels) != classes:
         raise InputError(
             f"{engine_name} answers {classes} classes and has names for {len(labels)}",
             hint="export the model again",
         )
-    labels = labels or [str(index) for index in range(classes)]
+    names: list[str] = list(labels) or [str(index) for index in range(classes)]
+    threshold = 0.5 if probabilities else 0.0
+
+    def named(row: NDArray) -> str:
+        if comparison.kind == "classes":
+            return names[int(row.argmax())]
+        return ", ".join(names[i] for i in np.flatnonzero(row > threshold).tolist()) or "nothing"
+
     flips = []
     for index in comparison.flipped[:_THUMBNAILS]:
         item = images.items[index]
+        own = () if item.label is None else (item.label, *item.more)
         flips.append(
             Flip(
                 engine=printable(engine_name),
                 image=printable(item.path.name),
                 thumbnail=_thumbnail(item.path),
-                true_label=None if item.label is None else labels[item.label],
-                source_prediction=labels[int(source_logits[index].argmax())],
-                engine_prediction=labels[int(engine_logits[index].argmax())],
+                true_label=", ".join(names[i] for i in own) if own else None,
+                source_prediction=named(source_logits[index]),
+                engine_prediction=named(engine_logits[index]),
             )
         )
     return tuple(flips)

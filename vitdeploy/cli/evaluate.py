@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -20,10 +20,37 @@ from vitdeploy.cli.options import (
     workspace,
 )
 
+if TYPE_CHECKING:
+    from vitdeploy.api import Baseline
+    from vitdeploy.artifacts.engine import Engine
+    from vitdeploy.artifacts.onnx_model import ModelDescription
+    from vitdeploy.benchmarks.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.judging import AnyComparison
+    from vitdeploy.benchmarks.report.model import AccuracyForecast
+    from vitdeploy.images import ImageSet
+    from vitdeploy.workspace import Workspace
+
 
 @click.command()
 @click.argument("engine", type=PATH, required=False)
-@click.option("--data", type=PATH, help="Evaluation images, one sub-folder a class, or flat.")
+@click.option(
+    "--data",
+    type=PATH,
+    help="Evaluation images: a folder (one sub-folder a class, or flat), a .csv of path,label, "
+    "or a Hugging Face dataset on disk.",
+)
+@click.option(
+    "--class-map",
+    type=PATH,
+    help="Labels of a flat folder: LOC_val_solution.csv, or lines of file and label.",
+)
+@click.option(
+    "--label-order",
+    type=click.Choice(["natural", "string"]),
+    default="natural",
+    show_default=True,
+    help="Of classes, where the model has no names for its own: 1, 2, 10 or 1, 10, 2.",
+)
 @click.option("--reference", type=PATH, help="Stored outputs of the source: no PyTorch needed.")
 @click.option("--save-reference", type=PATH, help="Store the source's outputs in this .npz file.")
 @click.option(
@@ -31,84 +58,151 @@ from vitdeploy.cli.options import (
     type=Finite(min=0, min_open=True),
     default=0.5,
     show_default=True,
-    help="Points of top-1 that may be lost, with 95 % confidence.",
+    help="Points of top-1 (or mAP) that may be lost, with 95 % confidence.",
 )
 @click.option("--skip-unreadable", is_flag=True, help="Leave broken images out, and list them.")
 @model_options
 @threads_option
 @json_option
-def command(
-    engine: Path | None,
-    data: Path | None,
-    reference: Path | None,
-    save_reference: Path | None,
-    max_drop: float,
-    skip_unreadable: bool,
-    threads: int | None,
-    as_json: bool,
-    **model: Any,
-) -> None:
+def command(engine: Path | None, as_json: bool, **options: Any) -> None:
     """Judge ENGINE (default: the newest) against its source on the same images.
 
-    Exits with 0 where the accuracy holds, 10 where it does not, and 11 where
-    there are too few images to tell. The result is also written beside the
-    engine, for `vitdeploy report`.
+    Classes by top-1, multi-label heads by mAP, features by cosine and nearest
+    neighbours, numbers by R2. Exits with 0 where the accuracy holds, 10 where
+    it does not, and 11 where there are too few images to tell. The result is
+    also written beside the engine, for `vitdeploy report`.
+
+    An .onnx graph in place of ENGINE is forecast: what its engine will answer
+    on a GPU, as a span between two emulations.
 
     \b
       vitdeploy evaluate
       vitdeploy evaluate vit_int8.engine --data val/ --model my_vit.safetensors
-      vitdeploy evaluate vit_int8.engine --data val/ --reference source.npz
-      vitdeploy evaluate vit_int8.engine --data val/ --model adopted_fp32.onnx
+      vitdeploy evaluate vit_int8.engine --data val/ --class-map LOC_val_solution.csv
+      vitdeploy evaluate vit_int8.engine --data val.csv --reference source.npz
+      vitdeploy evaluate vit_fp16.onnx --data val/ --model my_vit.safetensors
     """
-    from vitdeploy import api
     from vitdeploy.artifacts import reference as references
-    from vitdeploy.artifacts.engine import COPY_FIRST, beside
-    from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.evaluation import reference_outputs, require_classes
-    from vitdeploy.errors import InputError
 
     sink = console.progress()
     place = workspace(sink.note)
-    loaded = place.engine(engine)
+    if options["save_reference"] is not None:
+        references.require_destination(options["save_reference"])
+    if engine is not None and engine.suffix == ".onnx":
+        _forecast(engine, place, options, sink, as_json)
+    else:
+        _measure(place.engine(engine), place, options, sink, as_json)
+
+
+def _measure(
+    loaded: Engine, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
+) -> None:
+    from vitdeploy import api
+    from vitdeploy.artifacts.engine import COPY_FIRST, beside
+    from vitdeploy.artifacts.files import to_json, write_text
+
     description = loaded.manifest.model
-    images = place.evaluation(data, description.source)
-    if images is None:
-        raise InputError("no evaluation images were named", hint="give --data FOLDER")
+    images = _images(place, description, options)
     # What would be refused in the end is refused before minutes go into the source.
     written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
-    if save_reference is not None:
-        references.require_destination(save_reference)
-    require_classes(description)
-    api.load_engine(loaded, threads=threads)
-    images, left_out = _readable(images, skip_unreadable, sink.note)
+    api.load_engine(loaded, threads=options["threads"])
+    images, left_out = _readable(images, options["skip_unreadable"], sink.note)
     api.require_unseen(loaded, images)
-    if reference is not None:
-        baseline = api.baseline_from_reference(references.load(reference), description, images)
-    elif str(model["model_name"]).endswith(".onnx"):
-        baseline = _of_adopted_graph(description, images, model, threads, sink)
-    else:
-        source = api.load_model(place.model_request(requested_model(None, model)))
-        api.require_same_source(source.description, description)
-        source = replace(source, output=description.output)
-        baseline = api.baseline_from_source(
-            source, description.resolution, images, threads=threads, progress=sink
-        )
-    if save_reference is not None:
-        references.save(reference_outputs(baseline.logits, images, description), save_reference)
-        sink.note(f"reference outputs: {save_reference}")
+    baseline = _baseline(description, images, place, options, sink)
     result = api.evaluate(
         loaded,
         baseline,
         images,
-        max_drop_points=max_drop,
+        max_drop_points=options["max_drop"],
+        task=options["task"],
         unreadable=left_out,
-        threads=threads,
+        forecasted=_forecast_beside(loaded, images, sink.note),
+        threads=options["threads"],
         progress=sink,
     )
     _show(as_json, result)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
     _judge(result.comparison)
+
+
+def _forecast(
+    path: Path, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
+) -> None:
+    from vitdeploy import api
+    from vitdeploy.artifacts.engine import COPY_FIRST, beside
+    from vitdeploy.artifacts.files import to_json, write_text
+    from vitdeploy.artifacts.onnx_model import read_onnx_model
+
+    graph = read_onnx_model(path)
+    images = _images(place, graph.description, options)
+    written = beside(path, path.with_suffix(".forecast.json").name)
+    images, _ = _readable(images, options["skip_unreadable"], sink.note)
+    baseline = _baseline(graph.description, images, place, options, sink)
+    found = api.forecast(
+        graph,
+        baseline.logits,
+        images,
+        max_drop_points=options["max_drop"],
+        task=options["task"],
+        threads=options["threads"],
+        progress=sink,
+    )
+    _show_forecast(as_json, found, baseline)
+    write_text(written, to_json(found), remedy=COPY_FIRST)
+    sink.note(f"written: {written}")
+    _judge(found.fused)
+
+
+def _images(place: Workspace, description: ModelDescription, options: dict[str, Any]) -> ImageSet:
+    from vitdeploy.benchmarks.kinds import kind_of
+    from vitdeploy.errors import InputError
+    from vitdeploy.workspace import Labelling
+
+    source = description.source
+    kind = kind_of(source.task, description.output, asked=options["task"])
+    if kind in ("features", "regression"):
+        source = replace(source, labels=())  # nothing is judged by them, so any folder will do
+    labelling = Labelling(options["class_map"], options["label_order"])
+    images = place.evaluation(options["data"], source, labelling)
+    if images is None:
+        raise InputError("no evaluation images were named", hint="give --data FOLDER")
+    return images
+
+
+def _baseline(
+    description: ModelDescription,
+    images: ImageSet,
+    place: Workspace,
+    options: dict[str, Any],
+    sink: Any,
+) -> Baseline:
+    """The source's answers: stored ones, those of an adopted graph, or of PyTorch itself."""
+    from vitdeploy import api
+    from vitdeploy.artifacts import reference as references
+    from vitdeploy.benchmarks.evaluation import reference_outputs
+    from vitdeploy.cli.options import MODEL_KEYS
+
+    stored, threads = options["reference"], options["threads"]
+    model = {key: options[key] for key in MODEL_KEYS}
+    if stored is not None:
+        baseline = api.baseline_from_reference(references.load(stored), description, images)
+    elif str(model["model_name"]).endswith(".onnx"):
+        baseline = _of_adopted_graph(description, images, model, threads, sink)
+    else:
+        if model["model_name"] is None:
+            model["task"] = None  # how to judge, not which model
+        source = api.load_model(place.model_request(requested_model(None, model)))
+        api.require_same_source(source.description, description)
+        source = replace(source, output=description.output)
+        baseline = api.baseline_from_source(
+            source, description.resolution, images, threads=threads, progress=sink
+        )
+    destination = options["save_reference"]
+    if destination is not None:
+        references.save(reference_outputs(baseline.logits, images, description), destination)
+        sink.note(f"reference outputs: {destination}")
+    return baseline
 
 
 def _of_adopted_graph(
@@ -119,6 +213,7 @@ def _of_adopted_graph(
     from vitdeploy.artifacts.onnx_model import read_onnx_model
 
     graph = Path(model.pop("model_name"))
+    model.pop("task")
     given = [f"--{key.replace('_', '-')}" for key, value in model.items() if value]
     if given:
         raise click.UsageError(f"--model {graph.name} is a graph: leave {', '.join(given)} out")
@@ -127,55 +222,83 @@ def _of_adopted_graph(
     )
 
 
+def _forecast_beside(
+    engine: Engine, images: ImageSet, note: Callable[[str], None]
+) -> AccuracyForecast | None:
+    """What was forecast of the engine's graph on these very images; None where nothing was."""
+    from vitdeploy.benchmarks.evaluation import digest_of
+    from vitdeploy.cli.report import forecasts_beside
+
+    found = forecasts_beside([engine], note).get(engine.manifest.model_digest)
+    if found is None or found.images_digest == digest_of(images):
+        return found
+    note(f"left out: the forecast of {found.graph_file} is of other images")
+    return None
+
+
 def _readable(images: Any, skip: bool, note: Callable[[str], None]) -> tuple[Any, tuple[str, ...]]:
     """Without --skip-unreadable the evaluation itself stops at the first broken image."""
     if not skip:
         return images, ()
-    from vitdeploy.artifacts.strict import printable
     from vitdeploy.images import unreadable
 
     broken = unreadable(images)
     if not broken:
         return images, ()
-    names = tuple(printable(str(images.items[i].path.relative_to(images.root))) for i in broken)
+    names = tuple(images.name(i) for i in broken)
     note(f"left out, unreadable: {', '.join(names)}")
     kept = sorted(set(range(len(images))) - set(broken))
     return images.take(kept), names
 
 
-def _show(as_json: bool, result: Any) -> None:
+def _show(as_json: bool, result: EvaluationResult) -> None:
     import json
 
     from vitdeploy.artifacts.files import to_json
 
     c = result.comparison
-    low, high = c.agreement_interval
-    lines = [
-        f"{result.engine_file} against {result.source_label} on {c.images} images",
-        f"  agreement {c.agreement:.2%} (95 % interval {low:.2%} to {high:.2%})",
-    ]
-    if c.labelled:
-        native = (
-            ""
-            if result.native_top1 is None
-            else (f"; the source at its own resolution {result.native_top1:.2%}")
-        )
-        lines.append(f"  top-1 {c.engine_top1:.2%}, the source {c.source_top1:.2%}{native}")
-        lines.append(
-            f"  drop {c.drop_points:+.2f} points, at most {c.drop_upper_points:.2f} with 95 % "
-            f"confidence ({c.lost} lost, {c.gained} gained)"
-        )
+    lines = [f"{result.engine_file} against {result.source_label} on {c.images} images"]
+    lines += [f"  {name}: {value}" for name, value in c.facts()]
+    if c.kind == "classes":
+        names = result.model.source.labels or [str(i) for i in range(len(c.classes))]
+        lines += [
+            f"  class {names[k.index]}: {k.engine_right} of {k.images} right, the source "
+            f"{k.source_right}"
+            for k in c.most_changed()
+        ]
+    if result.native_top1 is not None:
+        lines.append(f"  the source at its own resolution: {result.native_top1:.2%}")
+    if result.unreadable:
+        lines.append(f"  left out, unreadable: {len(result.unreadable)} images")
+    if result.forecast is not None:
+        lines.append(f"  {result.forecast.in_words()}")
     lines.append(f"  verdict: {c.verdict}")
     console.emit(as_json, json.loads(to_json(result)), "\n".join(lines))
 
 
-def _judge(c: Any) -> None:
+def _show_forecast(as_json: bool, found: AccuracyForecast, baseline: Baseline) -> None:
+    import json
+
+    from vitdeploy.artifacts.files import to_json
+
+    lines = [
+        f"{found.graph_file} ({found.precision}) against {baseline.label} on "
+        f"{found.fused.images} images",
+        f"  {found.in_words()}",
+    ]
+    for name, comparison in (("fused", found.fused), ("worst", found.worst)):
+        lines += [f"  {name}: {what}: {value}" for what, value in comparison.facts()]
+    lines.append("  a forecast by emulation, no measurement: evaluate the engine where it runs")
+    console.emit(as_json, json.loads(to_json(found)), "\n".join(lines))
+
+
+def _judge(c: AnyComparison) -> None:
     """The verdict as an exit code."""
     from vitdeploy.errors import GateFailedError, InconclusiveError
 
     if c.verdict == "fail":
         raise GateFailedError(
-            "the engine is worse than its source by more than allowed",
+            f"the engine is worse than its source by more than allowed: it {c.in_words()}",
             hint="keep layers in float with `build-engine --keep`, try another --range, "
             "or allow more with --max-drop",
         )

@@ -14,6 +14,7 @@ from vitdeploy.cli.options import PATH, json_option, workspace
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine, EngineManifest
     from vitdeploy.benchmarks.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.report.model import AccuracyForecast
     from vitdeploy.benchmarks.throughput import BenchmarkResult
 
 Finding = TypeVar("Finding")
@@ -58,6 +59,7 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     evidence = Evidence(
         engines=loaded,
         evaluations=_evaluations(loaded, note),
+        forecasts=forecasts_beside(loaded, note),
         benchmark=_benchmark(loaded, note),
         notes=note.left_out(),
         created=now(),
@@ -125,6 +127,20 @@ def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult
             note(f"{_LEFT_OUT}{path.name} is of an older build of this engine")
         else:
             found[engine.manifest.engine_digest] = result
+    return found
+
+
+def forecasts_beside(engines: list[Engine], note: Say) -> dict[str, AccuracyForecast]:
+    """What `evaluate GRAPH` left beside the engines, by the digest of the graph."""
+    from vitdeploy.benchmarks.report.model import AccuracyForecast
+
+    wanted = {engine.manifest.model_digest for engine in engines}
+    folders = dict.fromkeys(engine.path.parent for engine in engines)
+    found = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.forecast.json"))):
+        forecast = _finding(path, AccuracyForecast, note)
+        if forecast is not None and forecast.graph_digest in wanted:
+            found[forecast.graph_digest] = forecast
     return found
 
 

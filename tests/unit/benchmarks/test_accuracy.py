@@ -104,6 +104,64 @@ def test_constant_engine_fails_even_on_an_imbalanced_set() -> None:
             compare(answers(labels), constant, truth)
 
 
+def test_an_engine_that_prefers_the_largest_class_has_collapsed_too() -> None:
+    """It answers another class once, so it is no constant, and drops 0.3 points only."""
+    labels = np.zeros(1000, dtype=np.int64)
+    labels[:4] = 1
+    nearly = np.zeros(1000, dtype=np.int64)
+    nearly[0] = 1
+    with pytest.raises(GateFailedError, match=r"carry 0\.01 bits .* has collapsed"):
+        compare(answers(labels), answers(nearly), labels)
+
+
+def test_what_labels_tell_beside_the_drop() -> None:
+    labels = labels_of(1000)
+    engine = answers(labels)
+    shown = np.flatnonzero(labels == 3)[:5]
+    engine[shown, 3] = -1  # last of all: not among the five best either
+    second = np.flatnonzero(labels == 4)[:2]
+    engine[second, 5] = 9  # label is second best
+    found = compare(answers(labels), engine, labels)
+    assert (found.source_top5, found.engine_top5) == (1.0, pytest.approx(0.995))
+    assert found.engine_top1 == pytest.approx(0.993)
+    counts = np.bincount(labels)
+    by_class = {c.index: c for c in found.classes}
+    assert {i: c.images for i, c in by_class.items()} == dict(enumerate(counts.tolist()))
+    assert [c.index for c in found.most_changed()] == [3, 4]
+    assert by_class[3].engine_right == by_class[3].source_right - 5
+    assert found.source_ece is not None
+    shares = np.exp(answers(labels)) / np.exp(answers(labels)).sum(axis=1, keepdims=True)
+    assert found.source_ece == pytest.approx(1 - shares.max(axis=1).mean(), rel=1e-4)
+    as_shares = compare(shares, shares, labels, probabilities=True)
+    assert as_shares.source_ece == pytest.approx(found.source_ece, rel=1e-4)
+
+
+def test_top_5_of_equal_logits_is_not_free() -> None:
+    labels = np.arange(100) % 10
+    source = answers(labels)
+    flat = source.copy()
+    flat[50:] = 0
+    flat[50:, 0] = 1e-3
+    found = compare(source, flat, labels)
+    assert found.engine_top5 == pytest.approx(0.5 + 0.5 * 5 / 10)
+
+
+def test_without_labels_nothing_is_said_of_them() -> None:
+    found = compare(answers(labels_of(300)), answers(labels_of(300)), None)
+    assert (found.source_top5, found.source_ece, found.classes) == (None, None, ())
+    assert found.loss().limit == 2.0
+
+
+def test_half_a_point_at_two_percent_discordant_says_6900_images() -> None:
+    """End to end: the verdict is inconclusive and names what a run must have."""
+    labels = labels_of(2000)
+    source = answers(with_wrong(labels, range(200, 220)))
+    engine = answers(with_wrong(labels, range(300, 320)))
+    found = compare(source, engine, labels)
+    assert (found.lost, found.gained, found.verdict) == (20, 20, "inconclusive")
+    assert found.images_needed == pytest.approx(6900, rel=0.02)
+
+
 def test_constant_source_makes_agreement_free() -> None:
     constant = answers(np.full(50, 3))
     with pytest.raises(GateFailedError, match="proves nothing"):

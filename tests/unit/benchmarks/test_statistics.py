@@ -87,6 +87,27 @@ def test_tango_covers_as_often_as_it_says(n: int, lose: float, gain: float) -> N
     assert 0.93 <= covered / 2000 <= 0.98
 
 
+@pytest.mark.parametrize(
+    ("lost", "gained", "n", "published"),
+    [
+        # Airway hyper-responsiveness before and after stem cell transplantation (Bentur et
+        # al., 2009: 1, 1, 7, 12), in Fagerland, Lydersen and Laake, Statistics in Medicine
+        # 33 (2014) 2850-2875, table of the intervals of the difference.
+        (1, 7, 21, (-0.517, -0.026)),
+    ],
+)
+def test_tango_of_a_published_example(
+    lost: int, gained: int, n: int, published: tuple[float, float]
+) -> None:
+    assert statistics.tango_interval(lost, gained, n, 0.95) == pytest.approx(published, abs=6e-4)
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_mcnemar_is_scipys_binomial_test(lost: int, gained: int) -> None:
+    theirs = 1.0 if lost + gained == 0 else stats.binomtest(gained, lost + gained, 0.5).pvalue
+    assert statistics.mcnemar_exact(lost, gained) == pytest.approx(theirs)
+
+
 def test_mcnemar_is_the_binomial_tail() -> None:
     by_hand = 2 * sum(math.comb(12, k) for k in range(3)) / 2**12
     assert statistics.mcnemar_exact(2, 10) == pytest.approx(by_hand)
@@ -100,6 +121,61 @@ def test_wilson_by_its_closed_form() -> None:
     assert statistics.proportion_interval(36, n, 0.95) == pytest.approx(
         (centre - half, centre + half)
     )
+
+
+@given(st.integers(1, 3000), st.data())
+def test_the_interval_of_a_mean_is_wilsons_for_zeros_and_ones(n: int, data: st.DataObject) -> None:
+    ones = data.draw(st.integers(0, n))
+    assert statistics.bounded_mean_interval(ones, n, 0.95) == pytest.approx(
+        statistics.proportion_interval(ones, n, 0.95), abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("shape", [(0.2, 5.0), (2.0, 30.0), (5.0, 5.0)])
+def test_the_interval_of_a_mean_covers_at_least_as_often_as_it_says(
+    shape: tuple[float, float],
+) -> None:
+    draws = np.random.default_rng(0).beta(*shape, size=(2000, 150))
+    truth = shape[0] / sum(shape)
+    bounds = [statistics.bounded_mean_interval(float(t), 150, 0.95) for t in draws.sum(axis=1)]
+    assert np.mean([low <= truth <= high for low, high in bounds]) >= 0.945
+
+
+@pytest.mark.parametrize(("total", "n"), [(-0.1, 5), (5.1, 5), (0, 0), (float("nan"), 5)])
+def test_a_mean_of_impossible_values_is_refused(total: float, n: int) -> None:
+    with pytest.raises(InputError):
+        statistics.bounded_mean_interval(total, n, 0.95)
+    with pytest.raises(InputError):
+        statistics.images_needed_for_rate(total, n, 0.02)
+
+
+def slow_calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int) -> float:
+    total = 0.0
+    for index in range(bins):
+        low, high = index / bins, (index + 1) / bins
+        inside = [
+            (max(row), int(np.argmax(row)) == label)
+            for row, label in zip(probabilities, labels, strict=True)
+            if low < max(row) <= high
+        ]
+        if inside:
+            confidence = sum(c for c, _ in inside) / len(inside)
+            accuracy = sum(right for _, right in inside) / len(inside)
+            total += len(inside) / len(labels) * abs(confidence - accuracy)
+    return total
+
+
+def test_calibration_error_is_the_mean_gap_of_the_bins() -> None:
+    generator = np.random.default_rng(2)
+    probabilities = generator.dirichlet(np.full(6, 0.4), 500)
+    labels = generator.integers(0, 6, 500)
+    assert statistics.calibration_error(probabilities, labels) == pytest.approx(
+        slow_calibration_error(probabilities, labels, 15)
+    )
+    honest = np.array([generator.choice(6, p=row) for row in generator.dirichlet(np.ones(6), 1)])
+    assert statistics.calibration_error(np.eye(6)[honest], honest) == 0.0
+    ninety = np.tile([0.9, 0.1], (10, 1))
+    assert statistics.calibration_error(ninety, np.array([0] * 9 + [1])) == pytest.approx(0)
 
 
 def test_half_a_point_at_two_percent_discordant_needs_6900_images() -> None:

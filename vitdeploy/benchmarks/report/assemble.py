@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.benchmarks.evaluation import EvaluationResult
-from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.model import AccuracyForecast, Report, ReportRow
 from vitdeploy.benchmarks.throughput import BenchmarkResult
 from vitdeploy.errors import InputError
 
@@ -18,12 +18,13 @@ from vitdeploy.errors import InputError
 class Evidence:
     """What is known about the engines of one model at one resolution.
 
-    `evaluations` are keyed by engine digest; `failed` are rows of engines
-    that could not be built. `created` is ISO 8601.
+    `evaluations` are keyed by engine digest, `forecasts` by that of the graph;
+    `failed` are rows of engines that could not be built. `created` is ISO 8601.
     """
 
     engines: Sequence[Engine]
     evaluations: Mapping[str, EvaluationResult]
+    forecasts: Mapping[str, AccuracyForecast] = field(default_factory=dict)
     benchmark: BenchmarkResult | None = None
     failed: Sequence[ReportRow] = ()
     notes: Sequence[str] = ()
@@ -48,7 +49,8 @@ def assemble(evidence: Evidence) -> Report:
         source_label=first.source_label if first else label,
         native_resolution=model.source.native_resolution,
         native_top1=first.native_top1 if first else None,
-        source_top1=first.comparison.source_top1 if first else None,
+        source_top1=first.comparison.source_score if first else None,
+        score_name=first.comparison.score_name if first else "Top-1",
         evaluation_images=first.comparison.images if first else 0,
         evaluation_root=first.images_root if first else "",
         rows=(*_rows(evidence), *evidence.failed),
@@ -96,6 +98,7 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
         targets=manifest.targets,
         graph_digest=manifest.model_digest,
         engine_digest=digest,
+        forecast=evidence.forecasts.get(manifest.model_digest),
     )
     evaluation = evidence.evaluations.get(digest)
     benchmark = evidence.benchmark
@@ -107,6 +110,7 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
         status="ok",
         note="" if evaluation else "timed, not evaluated",
         accuracy=None if evaluation is None else evaluation.comparison,
+        forecast=row.forecast if evaluation is None else evaluation.forecast or row.forecast,
         throughput=benchmark.measurements_of(digest) if benchmark and timed else (),
         speedups=benchmark.speedups_of(digest) if benchmark and timed else (),
         stable=benchmark is None or all(c.stable for c in benchmark.comparisons),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.artifacts.onnx_model import FallbackStep
-from vitdeploy.benchmarks.accuracy import MAX_DISAGREEMENT
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.throughput import Measurement
 
@@ -35,7 +34,7 @@ class IntervalBar:
 def interval_bars(report: Report) -> list[IntervalBar]:
     """A bar for each compared engine, all on one axis.
 
-    With labels the drop in points, else the disagreement in points, so
+    What each verdict is about (`Comparison.loss`), in points, so
     shorter and further left is better; the limit is the gate's.
     """
     found = []
@@ -43,14 +42,13 @@ def interval_bars(report: Report) -> list[IntervalBar]:
         accuracy = row.accuracy
         if accuracy is None:
             continue
-        if accuracy.drop_points is not None and accuracy.drop_interval_points is not None:
-            low, high = accuracy.drop_interval_points
-            middle, limit, what = accuracy.drop_points, accuracy.max_drop_points, "drop"
-        else:
-            low, high = (100 * (1 - end) for end in reversed(accuracy.agreement_interval))
-            middle, limit, what = 100 * (1 - accuracy.agreement), 100 * MAX_DISAGREEMENT, "differ"
-        text = f"{what} {middle:+.2f} points ({low:+.2f} to {high:+.2f}), limit {limit:.2f}"
-        found.append((row.name, accuracy.verdict, (low, middle, high, limit), text))
+        loss = accuracy.loss()
+        text = (
+            f"{loss.what} {loss.value:+.2f} points ({loss.low:+.2f} to {loss.high:+.2f}), "
+            f"limit {loss.limit:.2f}"
+        )
+        ends = (loss.low, loss.value, loss.high, loss.limit)
+        found.append((row.name, accuracy.verdict, ends, text))
     if not found:
         return []
     ends = [end for _, _, numbers, _ in found for end in numbers]

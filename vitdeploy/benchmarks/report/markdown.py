@@ -24,7 +24,7 @@ def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         "Engine",
         "Precision",
         "MB",
-        "Top-1",
+        report.score_name,
         "Agreement",
         "Drop, points (95 % bound)",
         f"ms/image at batch {sizes}" if sizes else "ms/image",
@@ -117,10 +117,20 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
         ("Resolution", f"{wording.size(resolution)} (native {native})"),
         ("Images", f"{report.evaluation_images:,} from {report.evaluation_root}"),
     ]
-    if report.native_top1 is not None:
-        facts.append(("Source top-1 at its native size", wording.percent(report.native_top1)))
-    if report.source_top1 is not None:
-        facts.append(("Source top-1 at this size", wording.percent(report.source_top1)))
+    score = "top-1" if report.score_name == "Top-1" else report.score_name
+    for where, found in (("its native", report.native_top1), ("this", report.source_top1)):
+        if found is not None:
+            facts.append((f"Source {score} at {where} size", wording.percent(found)))
+    facts += [
+        (f"Accuracy of {row.name}", "; ".join(f"{n}: {v}" for n, v in row.accuracy.facts()))
+        for row in report.rows
+        if row.accuracy is not None
+    ]
+    facts += [
+        (f"Forecast for {row.name}", row.forecast.in_words())
+        for row in report.rows
+        if row.forecast is not None
+    ]
     if report.unreadable:
         shown = ", ".join(report.unreadable[:5])
         more = len(report.unreadable) - 5
@@ -167,7 +177,7 @@ def _cells(row: ReportRow) -> tuple[str, ...]:
         wording.backend_title(row.backend) + on,
         row.precision,
         wording.megabytes(row.size_bytes),
-        wording.percent(accuracy.engine_top1 if accuracy else None),
+        wording.score(accuracy),
         wording.percent(accuracy.agreement if accuracy else None),
         wording.drop(accuracy),
         wording.per_image(row.throughput),
@@ -181,7 +191,8 @@ def _verdict(row: ReportRow) -> str:
     if row.status == "failed":
         return f"failed{note}"
     if row.status == "built":
-        return f"built{note or ', not run here'}"
+        ahead = f"; {row.forecast.in_words()}" if row.forecast else ""
+        return f"built{note or ', not run here'}{ahead}"
     verdict = "not compared" if row.accuracy is None else row.accuracy.verdict
     if row.accuracy is not None and row.accuracy.images_needed is not None:
         verdict += f", about {row.accuracy.images_needed:,} images needed"

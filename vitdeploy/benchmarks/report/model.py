@@ -8,7 +8,7 @@ from typing import Literal
 
 from vitdeploy.artifacts.files import from_json, read_text
 from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
-from vitdeploy.benchmarks.accuracy import AccuracyComparison
+from vitdeploy.benchmarks.judging import AnyComparison
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment
@@ -21,6 +21,33 @@ Status = Literal["ok", "built", "failed"]
 """'built' was built but cannot run on the machine of the report."""
 
 
+@dataclass(frozen=True)
+class AccuracyForecast:
+    """What emulations of a graph answer against the source: a span, never a measurement.
+
+    `fused` rounds where a runtime's fused kernels end, `worst` after every
+    operation (of float32 graphs both are the graph as it is written).
+    `images_digest` names the images, in whatever order.
+    """
+
+    graph_file: str
+    graph_digest: str
+    images_digest: str
+    precision: str
+    fused: AnyComparison
+    worst: AnyComparison
+    schema_version: int = SCHEMA_VERSION
+
+    def in_words(self) -> str:
+        """'forecast: drop +0.05 to +0.15 points (at most 0.30 to 0.42)'."""
+        a, b = self.fused.loss(), self.worst.loss()
+        (low, high), (least, most) = sorted((a.value, b.value)), sorted((a.upper, b.upper))
+        return (
+            f"forecast: {a.what} {low:+.2f} to {high:+.2f} points (at most {least:.2f} to "
+            f"{most:.2f}, limit {a.limit:.2f}), {self.fused.verdict} to {self.worst.verdict}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReportRow:
     """One engine: what it is, and what was found.
@@ -28,7 +55,8 @@ class ReportRow:
     `name` is unique in a report and what tables show. `note` says why a row
     failed or could not run, or what a reader must know. `targets` are the
     devices it was built for. `throughput` and `speedups` (against the source)
-    have one entry a batch size. `stable` is False where timings were accepted
+    have one entry a batch size. `forecast` is what emulations of the graph say
+    the accuracy will be. `stable` is False where timings were accepted
     although they did not settle.
     """
 
@@ -39,7 +67,8 @@ class ReportRow:
     note: str = ""
     size_bytes: int | None = None
     targets: tuple[str, ...] = ()
-    accuracy: AccuracyComparison | None = None
+    accuracy: AnyComparison | None = None
+    forecast: AccuracyForecast | None = None
     throughput: tuple[Measurement, ...] = ()
     speedups: tuple[Speedup, ...] = ()
     stable: bool = True
@@ -85,8 +114,9 @@ class Report:
     `created` is ISO 8601. `model` describes the fp32 graph, `quantization` is
     that of the INT8 graph. `source_label` says what engines are compared with
     ('PyTorch eager FP32', 'reference outputs'); `native_top1` is the source's
-    top-1 at `native_resolution`, `source_top1` at the exported one, both
-    shares in [0, 1] and None without labels. `unreadable` are images left out.
+    top-1 (of multi-label models: mAP) at `native_resolution`, `source_top1` at
+    the exported one, both shares in [0, 1] and None without labels.
+    `unreadable` are images left out.
     """
 
     title: str
@@ -106,6 +136,7 @@ class Report:
     source_throughput: tuple[Measurement, ...] = ()
     flips: tuple[Flip, ...] = ()
     notes: tuple[str, ...] = ()
+    score_name: str = "Top-1"
     schema_version: int = SCHEMA_VERSION
 
     def verdict(self) -> str:
@@ -164,29 +195,13 @@ class Report:
                 f"at batch {speedup.batch}{unsettled}"
             )
         if row.accuracy is not None:
-            parts.append(_accuracy_in_words(row.accuracy))
+            parts.append(row.accuracy.in_words())
         return f"{row.title} {' and '.join(parts)}"
 
 
 def read_report(path: Path) -> Report:
     """Read a report.json back. Raises InputError for any other file or schema."""
     return from_json(read_text(path, what="report"), Report, origin=str(path))
-
-
-def _accuracy_in_words(accuracy: AccuracyComparison) -> str:
-    if accuracy.drop_points is None or accuracy.drop_upper_points is None:
-        low, high = accuracy.agreement_interval
-        return (
-            f"agrees with it on {wording.percent(accuracy.agreement)} of images "
-            f"({100 * low:.2f} to {100 * high:.2f} with 95 % confidence)"
-        )
-    change = "gains" if accuracy.drop_points < 0 else "loses"
-    bound = accuracy.drop_upper_points
-    worst = "loses at most" if accuracy.drop_points < 0 else "at most"
-    return (
-        f"{change} {abs(accuracy.drop_points):.2f} points "
-        f"({worst} {max(0.0, bound):.2f} with 95 % confidence)"
-    )
 
 
 def _is_quantized(row: ReportRow) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitdeploy.benchmarks.accuracy import AccuracyComparison
+from vitdeploy.benchmarks.judging import AnyComparison
 from vitdeploy.benchmarks.throughput import Measurement, Speedup
 
 BACKENDS = {
@@ -42,11 +42,22 @@ def megabytes(size_bytes: int | None) -> str:
     return NOTHING if size_bytes is None else f"{size_bytes / 1e6:.1f}"
 
 
-def drop(accuracy: AccuracyComparison | None) -> str:
+def drop(accuracy: AnyComparison | None) -> str:
     """'+0.05 (<= 0.30)', in points; a gain is below zero."""
-    if accuracy is None or accuracy.drop_points is None or accuracy.drop_upper_points is None:
+    if accuracy is None:
         return NOTHING
-    return f"{accuracy.drop_points:+.2f} (<= {accuracy.drop_upper_points:.2f})"
+    loss = accuracy.loss()
+    named = "" if loss.what in ("drop", "mAP drop") else f"{loss.what}: "
+    return f"{named}{loss.value:+.2f} (<= {loss.upper:.2f})"
+
+
+def score(accuracy: AnyComparison | None) -> str:
+    """Top-1 and mAP in percent, a cosine or R2 as it is."""
+    if accuracy is None or accuracy.engine_score is None:
+        return NOTHING
+    if accuracy.score_name in ("Top-1", "mAP"):
+        return percent(accuracy.engine_score)
+    return f"{accuracy.engine_score:.5f}"
 
 
 def per_image(measurements: Sequence[Measurement]) -> str:
