@@ -167,10 +167,10 @@ def write_cpu_engine(
     return engine
 
 
-def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> None:
+def require_cpu_options(options: BuildOptions, runtime: str) -> None:
     """Raise where a CPU runtime is asked for what it does not have.
 
-    EngineError for a GPU and for FP16 arithmetic, InputError for TensorRT's options.
+    EngineError for a GPU, InputError for TensorRT's own options.
     """
     if any(not target.is_cpu for target in options.targets):
         names = ", ".join(target.name for target in options.targets)
@@ -186,6 +186,11 @@ def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> 
             f"{runtime} has no {', no '.join(foreign)}: TensorRT has",
             hint="leave that out, or name an NVIDIA --target",
         )
+
+
+def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> None:
+    """Raise as `require_cpu_options`, and EngineError for a graph in FP16 arithmetic."""
+    require_cpu_options(options, runtime)
     precision = model.description.precision
     if precision.endswith(("fp16", "bf16")):
         raise EngineError(

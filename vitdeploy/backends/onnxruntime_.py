@@ -24,6 +24,7 @@ from vitdeploy.backends.base import (
     checked_batch,
     image_input,
     require_cpu_graph,
+    require_cpu_options,
     require_same_machine,
     write_cpu_engine,
 )
@@ -135,6 +136,9 @@ class OnnxRuntimeBackend:
             return Availability(True, _runtime().__version__)
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
+
+    def check_options(self, options: BuildOptions, precision: str) -> None:
+        require_cpu_options(options, "ONNX Runtime")
 
     def build(
         self,

@@ -21,6 +21,7 @@ from vitdeploy.backends.base import (
     checked_batch,
     image_input,
     require_cpu_graph,
+    require_cpu_options,
     require_same_machine,
     write_cpu_engine,
 )
@@ -64,6 +65,9 @@ class OpenVinoBackend:
             return Availability(True, _version())
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
+
+    def check_options(self, options: BuildOptions, precision: str) -> None:
+        require_cpu_options(options, "OpenVINO")
 
     def build(
         self,

@@ -12,13 +12,12 @@ from vitdeploy.cli.calibrate import show_findings
 from vitdeploy.cli.options import (
     PATH,
     SEED,
-    BatchRange,
     Finite,
     json_option,
     output_option,
-    threads_option,
     workspace,
 )
+from vitdeploy.cli.tensorrt_options import build_options, read_build_options
 
 
 @click.command()
@@ -64,11 +63,7 @@ from vitdeploy.cli.options import (
     help="openvino, onnxruntime, tensorrt or tensorrt-rtx.",
 )
 @click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
-@click.option("--batch", type=BatchRange(), default="1:8:64", show_default=True)
-@click.option(
-    "--workspace", "workspace_mib", type=click.IntRange(1, 1 << 24), help="MiB (TensorRT)."
-)
-@threads_option
+@build_options
 @output_option
 @json_option
 def command(
@@ -89,7 +84,6 @@ def command(
     """
     from vitdeploy import api
     from vitdeploy.artifacts.files import require_writable
-    from vitdeploy.backends.base import BuildOptions
     from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.target import CPU, parse_targets
     from vitdeploy.workspace import Draw
@@ -105,10 +99,13 @@ def command(
     folder = output or place.output
     require_writable(folder / "engine")
     targets = None if options["target"] is None else parse_targets(options["target"])
+    how = read_build_options(options, targets)
     backend, why = api.choose_backend(options["backend"], targets)
     sink.note(f"backend: {backend.name} ({why})")
     on_gpu = backend.name.startswith("tensorrt")
     model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
+    half = fp16 or (numbers is not None and on_gpu and not fp32)
+    api.check_options(backend, how, _precision(model, numbers, half))
     gates = _gates(options, place, model)
     calibration = None
     if numbers and model.description.precision == "fp32":
@@ -124,7 +121,7 @@ def command(
         calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
         precision=numbers or ("fp16" if fp16 else "fp32"),
-        half=fp16 or (numbers is not None and on_gpu and not fp32),
+        half=half,
         calibration=calibration,
         quantization=QuantizationOptions(
             method=options["method"],
@@ -138,20 +135,16 @@ def command(
         cache_folder=folder / "statistics",
     )
     typed = api.with_precision(model, request, folder, progress=sink)
-    mib = options["workspace_mib"]
-    engine = api.build_engine(
-        typed,
-        backend,
-        folder,
-        BuildOptions(
-            targets=targets or (CPU,),
-            batch=options["batch"],
-            threads=options["threads"],
-            workspace_bytes=None if mib is None else mib << 20,
-        ),
-        progress=sink,
-    )
+    engine = api.build_engine(typed, backend, folder, how, progress=sink)
     _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output), model.path))
+
+
+def _precision(model: Any, numbers: str | None, half: bool) -> str:
+    """What the graph that is built will be in; one that is typed or quantized stays as it is."""
+    if model.description.precision != "fp32":
+        return model.description.precision
+    rest = "fp16" if half else "fp32"
+    return rest if numbers is None else f"{numbers}-{rest}"
 
 
 def _require_gates_apply(options: Any, numbers: str | None) -> None:

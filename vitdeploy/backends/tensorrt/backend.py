@@ -14,7 +14,7 @@ from vitdeploy.backends.base import Availability, BuildOptions, Session, image_i
 from vitdeploy.backends.tensorrt import device
 from vitdeploy.backends.tensorrt.attention import why_not_fused
 from vitdeploy.backends.tensorrt.build import WORKER_COMMAND, Built, run_worker
-from vitdeploy.backends.tensorrt.checks import Checked, Here, check_build
+from vitdeploy.backends.tensorrt.checks import Checked, Here, check_build, check_options
 from vitdeploy.backends.tensorrt.flavour import Flavour, import_vendor
 from vitdeploy.backends.tensorrt.loading import check_manifest
 from vitdeploy.backends.tensorrt.messages import Context, is_skipped_tactic, translate
@@ -69,6 +69,10 @@ class TensorRTBackend:
             said, remedy = translate(f"{type(error).__name__}: {error}", context)
             return Availability(False, reason=f"{said}; {remedy}", can_execute=False)
 
+    def check_options(self, options: BuildOptions, precision: str) -> None:
+        """Raise what `build` would, as far as it can be told without a graph."""
+        check_options(self._flavour, options, self._here(), precision=precision)
+
     def build(
         self,
         model: OnnxModel,
@@ -81,10 +85,7 @@ class TensorRTBackend:
         A CPU among the targets stands for the GPU of this machine. Raises
         EngineError, MissingDependencyError, InputError, OutputError.
         """
-        has_driver = self._has_driver()
-        capability = self._capability() if has_driver else None
-        here = Here(has_driver, capability, self.probe().version)
-        checked = check_build(self._flavour, model, options, here)
+        checked = check_build(self._flavour, model, options, self._here())
         for line in _remarks(self._flavour, model, options, checked):
             progress.note(line)
         started = time.perf_counter()
@@ -103,6 +104,11 @@ class TensorRTBackend:
         engine = Engine(output, manifest)
         write_manifest(engine)
         return engine
+
+    def _here(self) -> Here:
+        has_driver = self._has_driver()
+        capability = self._capability() if has_driver else None
+        return Here(has_driver, capability, self.probe().version)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> Session:
         """Load an engine onto the first GPU; `threads` has no meaning there.

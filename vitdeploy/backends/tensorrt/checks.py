@@ -53,8 +53,25 @@ def check_build(flavour: Flavour, model: OnnxModel, options: BuildOptions, here:
     graph for one of the targets.
     """
     require_file(model.path, what="ONNX model")
-    _check_limits(options)
     profiles = profiles_of(model.description, options)
+    checked = check_options(
+        flavour, options, here, precision=model.description.precision, graph=model.path.name
+    )
+    _check_opset(flavour, model, here)
+    _check_file(model, profiles)
+    return checked
+
+
+def check_options(
+    flavour: Flavour,
+    options: BuildOptions,
+    here: Here,
+    *,
+    precision: str,
+    graph: str = "the graph",
+) -> Checked:
+    """As `check_build`, as far as it can be told before there is a graph of this precision."""
+    _check_limits(options)
     asked = tuple(target for target in options.targets if not target.is_cpu)
     targets = asked
     if not asked and here.capability is not None:
@@ -62,14 +79,10 @@ def check_build(flavour: Flavour, model: OnnxModel, options: BuildOptions, here:
     if flavour.builds_for_others:
         _check_ahead_of_time(flavour, targets, here)
         _check_no_enterprise_options(flavour, options, here)
-        _check_fp32(flavour, model, targets)
     else:
         _check_this_gpu(flavour, targets, here)
         _check_hardware_level(options, targets)
-    _check_bfloat16(model, targets)
-    _check_fp8(model, targets)
-    _check_opset(flavour, model, here)
-    _check_file(model, profiles)
+    _check_precision(flavour, f"{graph} is {precision}", precision, targets)
     return Checked(asked, targets)
 
 
@@ -138,49 +151,40 @@ def _check_hardware_level(options: BuildOptions, targets: tuple[Target, ...]) ->
             )
 
 
-def _require_all(
-    targets: tuple[Target, ...], has: Callable[[Target], bool], said: str, hint: str
+def _check_precision(
+    flavour: Flavour, said: str, precision: str, targets: tuple[Target, ...]
 ) -> None:
-    without = [target.name for target in targets if not has(target)]
-    if without:
-        raise EngineError(said.format(targets=", ".join(without)), hint=hint)
+    """Raise EngineError where a target cannot compute in this precision.
 
-
-def _check_fp32(flavour: Flavour, model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if model.description.precision.endswith("fp32"):
-        _require_all(
-            targets,
+    `said` begins the message: 'vit.onnx is fp8-fp16'.
+    """
+    rules: list[tuple[bool, Callable[[Target], bool], str, str]] = [
+        (
+            flavour.builds_for_others and precision.endswith("fp32"),
             lambda target: target.has_fp32_gemm_in_tensorrt_rtx,
-            f"{_named(model)}, and for {{targets}} {flavour.label} says: "
-            "FP32 GEMM is not supported",
-            "export with --fp16 or as int8-fp16, or leave that target out",
-        )
-
-
-def _check_bfloat16(model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if model.description.precision.endswith("bf16"):
-        _require_all(
-            targets,
+            f"and for {{}} {flavour.label} says: FP32 GEMM is not supported",
+            "export with --fp16 or as int8-fp16",
+        ),
+        (
+            precision.endswith("bf16"),
             lambda target: target.has_bfloat16,
-            f"{_named(model)}, which {{targets}} cannot compute",
-            "export with --precision fp16, or leave that target out",
-        )
-
-
-def _check_fp8(model: OnnxModel, targets: tuple[Target, ...]) -> None:
-    if model.description.precision.startswith("fp8"):
-        _require_all(
-            targets,
+            "which {} cannot compute",
+            "export with --precision fp16",
+        ),
+        (
+            precision.startswith("fp8"),
             lambda target: target.has_fp8,
-            f"{_named(model)}, which {{targets}} cannot compute: FP8 begins with Ada (sm89)",
-            "quantize with --int8, or leave that target out",
-        )
-
-
-def _named(model: OnnxModel) -> str:
-    """'vit.onnx is fp16', fit for str.format."""
-    name = f"{model.path.name} is {model.description.precision}"
-    return name.replace("{", "{{").replace("}", "}}")
+            "which {} cannot compute: FP8 begins with Ada (sm89)",
+            "quantize with --int8",
+        ),
+    ]
+    for applies, has, wrong, remedy in rules:
+        without = [target.name for target in targets if not has(target)]
+        if applies and without:
+            raise EngineError(
+                f"{said}, {wrong.format(', '.join(without))}",
+                hint=f"{remedy}, or leave that target out",
+            )
 
 
 def _check_this_gpu(flavour: Flavour, targets: tuple[Target, ...], here: Here) -> None:
