@@ -12,6 +12,7 @@ from vitdeploy.backends.tensorrt.messages import (
     as_error,
     first_cause,
     is_fatal,
+    is_skipped_tactic,
     translate,
 )
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
@@ -21,6 +22,20 @@ CONTEXT = Context(
 )
 
 CASES = [
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 6: API Usage Error (Unable to load library: "
+        "libnvinfer_lean.so.1: libnvinfer_lean.so.1: cannot open shared object file: No such file "
+        "or directory In Impl at /_src/runtime/dispatch/libLoader.cpp:305)",
+        ["lean runtime", "libnvinfer_lean.so.1 is not here"],
+        "--version-compat",
+    ),
+    (
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1295: "
+        "attachExceptionMsgToGraph] MyelinCheckException: graph_jit.cpp:278: CHECK(status == "
+        "CUDA_SUCCESS) failed.  In compileGraph at /_src/optimizer/myelin/codeGenerator.cpp:2012)",
+        ["needs a GPU to build vit.onnx"],
+        "--strip-weights",
+    ),
     (
         "ImportError: libnvinfer.so.10: cannot open shared object file: No such file or directory",
         ["libnvinfer.so.10"],
@@ -182,6 +197,30 @@ def test_first_error_wins_over_what_follows() -> None:
     assert first_cause(lines) == "Scale coefficients must all be positive"
     assert first_cause(["CUDA initialization failure with error: 35"]).endswith("35")
     assert first_cause([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "was"),
+    [
+        (
+            "UNSUPPORTED_STATE: Skipping tactic 33 due to insufficient memory on requested size of "
+            "629145600 detected for tactic 0xa5a46bfbd719d757.",
+            True,
+        ),
+        (
+            "Skipping tactic 3 due to insuficient memory on requested size of 449 detected for "
+            "tactic 4.\nTry decreasing the workspace size",
+            True,
+        ),
+        (
+            "Tactic Device request: 600MB Available: 302MB. Device memory is insufficient to use "
+            "tactic.",
+            False,  # comes with one of the others, and would count twice
+        ),
+    ],
+)
+def test_skipped_tactics_are_counted_once(text: str, was: bool) -> None:
+    assert is_skipped_tactic(text) is was
 
 
 def test_only_warnings_that_change_numbers_are_fatal() -> None:

@@ -16,15 +16,18 @@ from typing import Any
 import pytest
 from trt_graphs import SHAPE, save, transformer_head
 
+from vitdeploy import environment
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.tensorrt.backend import TensorRTBackend, _request
+from vitdeploy.backends.tensorrt.build import run_worker
 from vitdeploy.backends.tensorrt.configure import RefusedError, configure
 from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX, Flavour
 from vitdeploy.backends.tensorrt.options import Shapes, TensorRTOptions
 from vitdeploy.backends.tensorrt.request import BuildRequest, read_request
 from vitdeploy.backends.tensorrt.timing_cache import KeptTimings, cache_file
-from vitdeploy.errors import EngineError
+from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.progress import SILENT
 from vitdeploy.target import parse_targets
 
 LISTS = Path(__file__).parents[2] / "data" / "trt-api"
@@ -240,8 +243,6 @@ class Notes:
         self._notes = [] if notes is None else notes
 
     def task(self, description: str, total: int | None = None) -> Any:
-        from vitdeploy.progress import SILENT
-
         return SILENT.task(description, total)
 
     def note(self, text: str) -> None:
@@ -268,6 +269,35 @@ def test_a_second_profile_is_really_in_the_engine(fp16: OnnxModel, tmp_path: Pat
     two = build(fp16, tmp_path / "two", **RTX_BUILDS["several profiles"])
     assert two.manifest.batch == (1, 8, 64)
     assert two.size_bytes > 1.3 * one.size_bytes
+
+
+def asked_of_the_vendor(fp16: OnnxModel, **changes: Any) -> Any:
+    """A build by the real TensorRT-RTX without our own checks before it."""
+    request = replace(asked(fp16, TENSORRT_RTX), compute_capabilities=(89,), **changes)
+    with SILENT.task("") as task:
+        return run_worker(TENSORRT_RTX, fp16, request, task)
+
+
+@pytest.mark.skipif(environment.has_nvidia_driver(), reason="gpu: there it may well build")
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("VERSION_COMPATIBLE",), "lean runtime"),
+        (("STRIP_PLAN", "REFIT_IDENTICAL"), "needs a GPU"),
+        (("REFIT",), "needs a GPU"),
+    ],
+)
+def test_what_is_refused_for_rtx_it_really_does_not_build(
+    flags: tuple[str, ...], said: str, fp16: OnnxModel
+) -> None:
+    with pytest.raises(MissingDependencyError, match=said):
+        asked_of_the_vendor(fp16, flags=flags)
+
+
+def test_rtx_really_has_no_hardware_compatibility(fp16: OnnxModel) -> None:
+    built = asked_of_the_vendor(fp16, hardware_level="AMPERE_PLUS")
+    assert ["Level() is unsupported" in text for text in built.warnings] == [True]
+    assert asked_of_the_vendor(fp16).warnings == ()
 
 
 def test_rtx_says_that_it_keeps_no_timings(fp16: OnnxModel, tmp_path: Path) -> None:

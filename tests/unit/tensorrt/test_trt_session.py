@@ -37,8 +37,7 @@ class Summing:
     float32 = "float32"
 
     class ILogger:
-        ERROR = 1
-        INTERNAL_ERROR = 0
+        INTERNAL_ERROR, ERROR, WARNING = range(3)
 
         def __init__(self) -> None: ...
 
@@ -61,12 +60,14 @@ class Summing:
         self.addresses: dict[str, int] = {}
         self.refitted = ""
         self.engine_host_code_allowed = False
+        self.warning = "of no interest"
 
     def Runtime(self, logger: Any) -> Summing:
         self.logger = logger
         return self
 
     def deserialize_cuda_engine(self, content: bytes) -> Summing | None:
+        self.logger.log(2, self.warning)
         if not self.readable:
             self.logger.log(1, "Assertion plan.header.size == blobSize failed.")
             return None
@@ -330,6 +331,21 @@ def test_other_gpu_is_refused_with_the_command_that_builds_again(
         load(monkeypatch, built, Summing(gpu))
     remedy = "vitdeploy build-engine tiny.onnx --backend tensorrt --batch 2:2:4 --target sm75"
     assert remedy in str(caught.value.hint)
+
+
+def test_another_model_of_gpu_is_a_warning(
+    gpu: HostAsDevice,
+    artifact: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load(monkeypatch, artifact, Summing(gpu))
+    assert caplog.text == ""
+    vendor = Summing(gpu)
+    vendor.warning = "Using an engine plan file across different models of devices is not supported"
+    assert load(monkeypatch, artifact, vendor).run(images(2)).shape == (2, 10)
+    assert "was built on another model of GPU" in caplog.text
+    assert "build it again here" in caplog.text
 
 
 def test_a_compatible_engine_runs_on_newer_gpus_and_not_on_a_jetson(

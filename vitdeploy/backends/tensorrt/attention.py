@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import onnx_ir as ir
+
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.graph import files
 from vitdeploy.graph.attentions import attention_at
@@ -21,7 +23,9 @@ def why_not_fused(model: OnnxModel, targets: Sequence[Target], runtime: str) -> 
         return
     quantized = set(quantization.quantized)
     kinds: dict[tuple[int, int], None] = {}
-    for node in files.load(model).graph:
+    graph = files.load(model).graph
+    _without_pairs(graph)
+    for node in graph:
         found = attention_at(node)
         if found is not None and {found.scores, found.values} & quantized:
             kinds[found.head_size or 0, found.tokens or 0] = None
@@ -36,3 +40,19 @@ def why_not_fused(model: OnnxModel, targets: Sequence[Target], runtime: str) -> 
             f"{model.path.name} has INT8 attention that {', '.join(names)} may compute slower "
             f"than FP16: {why}; quantize it again with --target {','.join(names)}"
         )
+
+
+def _without_pairs(graph: ir.Graph) -> None:
+    """Read each quantized activation where it was before: attention is found by its form."""
+    origins: list[ir.Node] = []
+    for node in graph:
+        quantized = node.inputs[0] if node.op_type == "DequantizeLinear" else None
+        origin = None if quantized is None else quantized.producer()
+        if origin is not None and origin.op_type == "QuantizeLinear":
+            value = origin.inputs[0]
+            assert value is not None
+            origins.append(origin)
+            ir.convenience.replace_all_uses_with(node.outputs[0], value)
+    for origin in origins:
+        # It is left without a reader of its own, and is no reader of the attention's.
+        origin.replace_input_with(0, None)

@@ -16,7 +16,13 @@ from vitdeploy.artifacts.files import write_bytes
 from vitdeploy.artifacts.onnx_model import external_locations, graph_digest, load_proto
 from vitdeploy.backends.tensorrt.flavour import Flavour
 from vitdeploy.backends.tensorrt.loading import is_stripped, is_version_compatible, preflight
-from vitdeploy.backends.tensorrt.messages import Context, as_error, first_cause
+from vitdeploy.backends.tensorrt.messages import (
+    Context,
+    as_error,
+    first_cause,
+    is_of_another_model,
+    translate,
+)
 from vitdeploy.errors import EngineError, OutputError
 
 _record = logging.getLogger(__name__)
@@ -27,12 +33,12 @@ class Log:
 
     def __init__(self, where: Context) -> None:
         self.errors: list[str] = []
-        self._where = where
+        self.where = where
 
     def expect(self, result: Any) -> Any:
         """`result`, or an error: TensorRT says no by None or False, and why in the log."""
         if result is None or result is False:
-            raise as_error(first_cause(self.errors), self._where)
+            raise as_error(first_cause(self.errors), self.where)
         self.errors.clear()
         return result
 
@@ -126,6 +132,8 @@ def _refit(trt: Any, logger: Any, engine: Any, artifact: Engine, log: Log) -> No
 
 
 def vendor_logger(trt: Any, log: Log) -> Any:
+    """Errors go into `log`; of the warnings, those that concern the engine are said."""
+
     class Listener(trt.ILogger):
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
@@ -133,5 +141,7 @@ def vendor_logger(trt: Any, log: Log) -> Any:
         def log(self, severity: Any, msg: str) -> None:
             if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                 log.errors.append(msg)
+            elif is_of_another_model(msg):
+                _record.warning("%s; %s", *translate(msg, log.where))
 
     return Listener()

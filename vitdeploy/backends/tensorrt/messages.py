@@ -46,6 +46,19 @@ class Failure:
 
 FAILURES = (
     Failure(
+        r"(?P<library>libnvinfer_lean[\w.-]*)",
+        "{label} builds version-compatible engines with a lean runtime, and {library} is not here",
+        "install it (pip install tensorrt-lean-cu12, or apt install libnvinfer-lean10), "
+        "or leave out --version-compat",
+        MissingDependencyError,
+    ),
+    Failure(
+        r"graph_jit\.cpp.*CUDA_SUCCESS",
+        "{label} needs a GPU to build {graph} in this way",
+        "leave out --strip-weights and --refit, or build on a machine with a GPU",
+        MissingDependencyError,
+    ),
+    Failure(
         r"(?P<library>lib[\w.-]+): cannot open shared object file",
         "{label}'s bindings are here, its library {library} is not",
         "install the libraries too: {install}",
@@ -230,6 +243,11 @@ def is_fatal(warning: str) -> bool:
 def is_skipped_tactic(warning: str) -> bool:
     """Whether TensorRT says that it tried a kernel no further for want of memory."""
     return re.search(r"[Ss]kipping tactic", warning) is not None
+
+
+def is_of_another_model(warning: str) -> bool:
+    """Whether an engine was built on another model of GPU than runs it: slower, but it runs."""
+    return "across different models of devices" in warning
 
 
 def _find(text: str) -> tuple[Failure, dict[str, str]]:
