@@ -42,6 +42,7 @@ from vitdeploy.calibration.precision import with_precision as with_precision
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.images import ImageSet, image_digest
+from vitdeploy.prediction import predict as predict
 from vitdeploy.progress import SILENT, Progress
 from vitdeploy.target import CPU, Target
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine, EngineManifest, write_manifest
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
+from vitdeploy.backends.options import OnnxRuntimeOptions, OpenVinoOptions
 from vitdeploy.backends.tensorrt.options import TensorRTOptions
 from vitdeploy.errors import EngineError, InputError
 from vitdeploy.progress import SILENT, Progress
@@ -32,7 +33,8 @@ class Availability:
 class BuildOptions:
     """How to build. `batch` is (smallest, optimal, largest) images per run.
 
-    `workspace_bytes` and `tensorrt` are for TensorRT and TensorRT-RTX alone.
+    `workspace_bytes` and `tensorrt` are for TensorRT and TensorRT-RTX alone,
+    `onnxruntime` and `openvino` for the runtime of that name.
     """
 
     targets: tuple[Target, ...] = (CPU,)
@@ -40,17 +42,25 @@ class BuildOptions:
     threads: int | None = None
     workspace_bytes: int | None = None
     tensorrt: TensorRTOptions = field(default_factory=TensorRTOptions)
+    onnxruntime: OnnxRuntimeOptions = field(default_factory=OnnxRuntimeOptions)
+    openvino: OpenVinoOptions = field(default_factory=OpenVinoOptions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBuild:
-    """What a CPU runtime says of a file it compiled."""
+    """What ONNX Runtime or OpenVINO says of a file it compiled.
+
+    `device` is 'cpu', or the other device it was compiled for, and then
+    `device_name` says which one that is.
+    """
 
     backend: str
     version: str
     digest: str
     seconds: float
     settings: dict[str, Any]
+    device: str = CPU.name
+    device_name: str = ""
 
 
 class Session(Protocol):
@@ -156,8 +166,8 @@ def write_cpu_engine(
         model=model.description,
         model_digest=model.digest,
         engine_digest=built.digest,
-        targets=(CPU.name,),
-        device=here.cpu,
+        targets=(built.device,),
+        device=built.device_name or here.cpu,
         batch=options.batch,
         build_seconds=built.seconds,
         settings={"cpu_features": list(here.cpu_features), **built.settings},
@@ -188,11 +198,24 @@ def require_cpu_options(options: BuildOptions, runtime: str) -> None:
         )
 
 
-def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> None:
-    """Raise as `require_cpu_options`, and EngineError for a graph in FP16 arithmetic."""
+def require_own_options(options: BuildOptions, backend: str) -> None:
+    """Raise InputError where ONNX Runtime's or OpenVINO's options are given to another."""
+    groups = {"onnxruntime": options.onnxruntime.given(), "openvino": options.openvino.given()}
+    for owner, given in groups.items():
+        if given and owner != backend:
+            raise InputError(
+                f"{backend} has no {', no '.join(given)}: {owner} has",
+                hint=f"leave that out, or give --backend {owner}",
+            )
+
+
+def require_cpu_graph(
+    model: OnnxModel, options: BuildOptions, runtime: str, *, device: str = CPU.name
+) -> None:
+    """Raise as `require_cpu_options`, and EngineError for FP16 arithmetic on a CPU."""
     require_cpu_options(options, runtime)
     precision = model.description.precision
-    if precision.endswith(("fp16", "bf16")):
+    if device == CPU.name and precision.endswith(("fp16", "bf16")):
         raise EngineError(
             f"{model.path.name} is {precision}: on a CPU it would be computed in float32, "
             "which says nothing about FP16 or BF16",
@@ -200,16 +223,22 @@ def require_cpu_graph(model: OnnxModel, options: BuildOptions, runtime: str) -> 
         )
 
 
-def require_same_machine(engine: Engine, version: str) -> None:
-    """Raise EngineError unless a CPU engine was built by this version on a CPU like this one."""
+def require_same_machine(engine: Engine, version: str, device_name: str = "") -> None:
+    """Raise EngineError unless an engine was built by this version on a machine like this one.
+
+    For a CPU its features count, for another device its name.
+    """
     manifest = engine.manifest
     here = list(environment.describe().cpu_features)
     built_for = list(manifest.settings.get("cpu_features", []))
+    if manifest.targets != (CPU.name,):
+        here, built_for = [device_name], [manifest.device]
     if manifest.backend_version == version and built_for == here:
         return
     raise EngineError(
         f"{engine.path.name} was built by {manifest.backend} {manifest.backend_version} on "
         f"{manifest.device} ({', '.join(built_for)}); here is {version} "
         f"with {', '.join(here) or 'no known features'}",
-        hint="a compiled graph belongs to its CPU and version: run `vitdeploy build-engine` here",
+        hint="a compiled graph belongs to its device and version: run `vitdeploy build-engine` "
+        "here",
     )

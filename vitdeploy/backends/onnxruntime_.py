@@ -1,13 +1,19 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime on the CPU, and on NVIDIA GPUs through its CUDA and TensorRT providers.
+
+The GPU providers were not run where this was written; what is asked of them is
+tested with a stand-in.
+"""
 
 from __future__ import annotations
 
 import errno
 import shutil
 import time
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,18 +31,35 @@ from vitdeploy.backends.base import (
     image_input,
     require_cpu_graph,
     require_cpu_options,
+    require_own_options,
     require_same_machine,
     write_cpu_engine,
 )
-from vitdeploy.errors import EngineError, MissingDependencyError
+from vitdeploy.backends.options import OnnxRuntimeDevice as Device
+from vitdeploy.backends.options import OnnxRuntimeOptions
+from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.progress import SILENT, Progress
 
-_PROVIDER = "CPUExecutionProvider"
 _CUDA = "CUDAExecutionProvider"
+_PROVIDERS: dict[Device, tuple[str, ...]] = {
+    "cpu": ("CPUExecutionProvider",),
+    "cuda": (_CUDA, "CPUExecutionProvider"),
+    "tensorrt": ("TensorrtExecutionProvider", _CUDA, "CPUExecutionProvider"),
+}
+"""The provider that must be used, then those for what it does not compute."""
 
-Device = Literal["cpu", "cuda"]
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
 _INSTALL = "pip install 'vitdeploy[cpu]'"
+_INSTALL_GPU = (
+    "pip uninstall onnxruntime, then pip install onnxruntime-gpu; its CUDA, cuDNN and TensorRT "
+    "must be those it was built for, see `vitdeploy doctor`"
+)
 
 
 class GraphSession:
@@ -45,7 +68,9 @@ class GraphSession:
     With `optimize` off, a Q/DQ graph is computed as it is written: that is its
     reference meaning, which the fused int8 kernels are compared with. On a
     `device` other than the CPU, what the device cannot compute is computed on
-    the CPU; a session that could not begin there is an EngineError.
+    the CPU; a session that could not begin there is an EngineError. `tuning`
+    says more, and then names the device. `answer` is the output that `run`
+    returns (None: the graph's first).
     """
 
     def __init__(
@@ -56,20 +81,17 @@ class GraphSession:
         threads: int | None = None,
         name: str = "ONNX Runtime",
         takes: ImageInput | None = None,
+        answer: str | None = None,
         save_optimized_to: Path | None = None,
         device: Device = "cpu",
+        tuning: OnnxRuntimeOptions | None = None,
     ) -> None:
         runtime = _runtime()
-        options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = threads or environment.available_cores()
-        level = runtime.GraphOptimizationLevel
-        options.graph_optimization_level = (
-            level.ORT_ENABLE_ALL if optimize else level.ORT_DISABLE_ALL
+        tuning = tuning or OnnxRuntimeOptions(
+            device=device, graph_optimization="all" if optimize else "none"
         )
-        if not environment.describe().has_int8_dot_product:
-            # u8s8 products can saturate here; ONNX Runtime then keeps them exact.
-            options.add_session_config_entry("session.x64quantprecision", "1")
+        providers = _available(runtime, tuning.device)
+        options = _session_options(runtime, tuning, threads)
         if save_optimized_to is not None:
             options.optimized_model_filepath = str(save_optimized_to)
         if isinstance(model, RunnableGraph):
@@ -81,9 +103,10 @@ class GraphSession:
             source: bytes | str = model.proto
         else:
             source = model if isinstance(model, bytes) else str(model)
-        providers = [_PROVIDER] if device == "cpu" else [_CUDA, _PROVIDER]
         try:
-            self._session = runtime.InferenceSession(source, options, providers=providers)
+            self._session = runtime.InferenceSession(
+                source, options, providers=_configured(providers, model)
+            )
         except runtime_errors() as error:
             where = model if isinstance(model, Path) else "the graph"
             raise EngineError(
@@ -97,12 +120,33 @@ class GraphSession:
                 hint="its CUDA and cuDNN must be those onnxruntime-gpu was built for, see "
                 "`vitdeploy doctor`; to do without the GPU install onnxruntime instead",
             )
+        self.provider = used
         self._takes = takes
+        self._answer = 0 if answer is None else self._position(answer)
         self.name = name
 
+    def _position(self, answer: str) -> int:
+        names = [output.name for output in self._session.get_outputs()]
+        if answer not in names:
+            raise EngineError(
+                f"the graph has no output {answer!r}, it has {', '.join(names)}",
+                hint="export it again: the file is not what its description says",
+            )
+        return names.index(answer)
+
+    def nodes_by_provider(self) -> dict[str, int]:
+        """How many nodes each provider computes; empty where ONNX Runtime does not say (< 1.24)."""
+        tell = getattr(self._session, "get_provider_graph_assignment_info", None)
+        if tell is None:
+            return {}
+        counts: Counter[str] = Counter()
+        for part in tell():
+            counts[part.ep_name] += len(part.get_nodes())
+        return dict(sorted(counts.items()))
+
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The first output, (n, classes) float32."""
-        return self.run_all(batch)[0]
+        """The output that was asked for, (n, classes) float32."""
+        return self.run_all(batch)[self._answer]
 
     def run_all(
         self, batch: NDArray[np.float32], others: Mapping[str, NDArray] | None = None
@@ -127,7 +171,7 @@ def fastest_device() -> Device:
 
 
 class OnnxRuntimeBackend:
-    """Builds an engine by saving the graph as ONNX Runtime optimized it for this CPU."""
+    """Builds an engine by saving the graph as ONNX Runtime optimized it for this device."""
 
     name = "onnxruntime"
 
@@ -138,7 +182,16 @@ class OnnxRuntimeBackend:
             return Availability(False, reason=f"{error}; {error.hint}")
 
     def check_options(self, options: BuildOptions, precision: str) -> None:
+        """Raise what a build would, as far as the options tell."""
         require_cpu_options(options, "ONNX Runtime")
+        require_own_options(options, self.name)
+        _available(_runtime(), options.onnxruntime.device)
+        pinned = options.onnxruntime.pinned_threads()
+        if pinned is not None and options.threads != pinned:
+            raise InputError(
+                f"--affinity {options.onnxruntime.affinity!r} is for {pinned} threads",
+                hint=f"give --threads {pinned}: the first is the caller's and is not pinned",
+            )
 
     def build(
         self,
@@ -147,42 +200,131 @@ class OnnxRuntimeBackend:
         output: Path,
         progress: Progress = SILENT,
     ) -> Engine:
-        require_cpu_graph(model, options, "ONNX Runtime")
+        tuning = options.onnxruntime
+        require_cpu_graph(model, options, "ONNX Runtime", device=tuning.device)
+        self.check_options(options, model.description.precision)
         started = time.perf_counter()
         with atomic_path(output) as temporary:
-            _optimize(model, options, temporary)
+            settings = _optimize(model, options, temporary)
             digest = file_digest(temporary)
         built = CpuBuild(
             backend=self.name,
             version=_runtime().__version__,
             digest=digest,
             seconds=time.perf_counter() - started,
-            settings={"provider": _PROVIDER, "graph_optimization": "all"},
+            settings=settings,
+            device=tuning.device,
+            device_name=_device_name(tuning.device),
         )
         return write_cpu_engine(output, model, options, built)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> GraphSession:
-        require_same_machine(engine, _runtime().__version__)
         manifest = engine.manifest
+        tuning = _recorded(engine)
+        require_same_machine(engine, _runtime().__version__, _device_name(tuning.device))
+        pinned = tuning.pinned_threads()
+        if pinned is not None and threads not in (None, pinned):
+            raise InputError(
+                f"{engine.path.name} pins its {pinned} threads to cores {tuning.affinity}",
+                hint=f"leave --threads out, or give --threads {pinned}",
+            )
         try:
             return GraphSession(
                 engine.path,
-                threads=threads,
-                name=f"ONNX Runtime {manifest.model.precision}",
+                threads=threads or pinned,
+                name=_session_name(tuning.device, manifest.model.precision),
                 takes=image_input(manifest.model),
+                answer=manifest.model.output_name,
+                tuning=tuning,
             )
         except EngineError as error:
             raise EngineError(str(error), hint="run `vitdeploy build-engine` again") from error
 
 
-def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> None:
+def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> dict[str, Any]:
+    """Save the optimized graph; the settings it was made with, for the manifest."""
+    asked = options.onnxruntime
+    # TensorRT compiles when a session begins, and what it compiled cannot be saved as a graph.
+    saved_by = replace(asked, device="cpu", graph_optimization="basic")
+    tuning = saved_by if asked.device == "tensorrt" else asked
     try:
-        GraphSession(model.path, threads=options.threads, save_optimized_to=destination)
+        session = GraphSession(
+            model.path, threads=options.threads, save_optimized_to=destination, tuning=tuning
+        )
+        if asked.device == "tensorrt":
+            session = GraphSession(destination, threads=options.threads, tuning=asked)
     except EngineError as error:
         # ONNX Runtime says INVALID_PROTOBUF where the disk was full.
         if shutil.disk_usage(destination.parent).free < model.size_bytes:
             raise OSError(errno.ENOSPC, "no space left") from error
         raise
+    return {
+        "provider": session.provider,
+        "nodes_by_provider": session.nodes_by_provider(),
+        "graph_optimization": tuning.graph_optimization,
+        "threads": options.threads or environment.available_cores(),
+        "affinity": asked.affinity,
+    }
+
+
+def _recorded(engine: Engine) -> OnnxRuntimeOptions:
+    """How an engine was built, for loading it alike. Raises EngineError where that is not known."""
+    settings = engine.manifest.settings
+    devices = {names[0]: device for device, names in _PROVIDERS.items()}
+    device = devices.get(str(settings.get("provider", _PROVIDERS["cpu"][0])))
+    level = str(settings.get("graph_optimization", "all"))
+    if device is None or level not in _LEVELS:
+        raise EngineError(
+            f"{engine.path.name} names provider {settings.get('provider')!r} and graph "
+            f"optimization {level!r}, which this version does not know",
+            hint="run `vitdeploy build-engine` again",
+        )
+    affinity = str(settings.get("affinity", ""))
+    return OnnxRuntimeOptions(device=device, graph_optimization=level, affinity=affinity)  # pyright: ignore[reportArgumentType]
+
+
+def _session_options(runtime: Any, tuning: OnnxRuntimeOptions, threads: int | None) -> Any:
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads or environment.available_cores()
+    options.graph_optimization_level = getattr(
+        runtime.GraphOptimizationLevel, _LEVELS[tuning.graph_optimization]
+    )
+    if not environment.describe().has_int8_dot_product:
+        # u8s8 products can saturate here; ONNX Runtime then keeps them exact.
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    if tuning.affinity:
+        options.add_session_config_entry("session.intra_op_thread_affinities", tuning.affinity)
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return options
+
+
+def _available(runtime: Any, device: Device) -> list[str]:
+    """The providers of `device`. Raises MissingDependencyError where this build lacks the first."""
+    providers = list(_PROVIDERS[device])
+    if device != "cpu" and providers[0] not in runtime.get_available_providers():
+        raise MissingDependencyError(
+            f"this ONNX Runtime {runtime.__version__} has no {providers[0]}", hint=_INSTALL_GPU
+        )
+    return providers
+
+
+def _configured(providers: list[str], model: Path | bytes | RunnableGraph) -> list[Any]:
+    """Providers with their options: what TensorRT compiled is kept beside the graph's file."""
+    if not isinstance(model, Path) or providers[0] != _PROVIDERS["tensorrt"][0]:
+        return providers
+    kept = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": f"{model.parent.absolute()}"}
+    return [(providers[0], kept), *providers[1:]]
+
+
+def _device_name(device: Device) -> str:
+    """Empty for the CPU, whose features say more than its name."""
+    return "" if device == "cpu" else environment.describe().gpu or "an NVIDIA GPU"
+
+
+def _session_name(device: Device, precision: str) -> str:
+    on = {"cpu": "", "cuda": " CUDA", "tensorrt": " TensorRT"}[device]
+    return f"ONNX Runtime{on} {precision}"
 
 
 def _in_one_line(error: BaseException) -> str:

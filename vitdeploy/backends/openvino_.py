@@ -1,4 +1,7 @@
-"""OpenVINO on the CPU."""
+"""OpenVINO on the CPU, and on Intel's GPUs and NPUs where they are.
+
+Other devices than the CPU were not run where this was written.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,11 @@ from vitdeploy.backends.base import (
     image_input,
     require_cpu_graph,
     require_cpu_options,
+    require_own_options,
     require_same_machine,
     write_cpu_engine,
 )
+from vitdeploy.backends.options import Hint, OpenVinoOptions
 from vitdeploy.errors import EngineError, MissingDependencyError
 from vitdeploy.graph import files
 from vitdeploy.graph.unsigned import activations_made_unsigned
@@ -34,25 +39,44 @@ _INSTALL = "pip install 'vitdeploy[openvino]'"
 
 
 class OpenVinoSession:
-    """A compiled model; one request at a time."""
+    """A compiled model, with as many requests as its hint asks for.
 
-    def __init__(self, compiled: Any, name: str, takes: ImageInput) -> None:
-        self._request = compiled.create_infer_request()
+    For latency that is one. For throughput a batch is divided among several,
+    which run at once. `answer` is the output that `run` returns.
+    """
+
+    def __init__(self, compiled: Any, name: str, takes: ImageInput, *, answer: str) -> None:
+        try:
+            self._answer = compiled.output(answer)
+            count = 1
+            if str(compiled.get_property("PERFORMANCE_HINT")).endswith("THROUGHPUT"):
+                count = int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        except RuntimeError as error:
+            raise EngineError(
+                f"OpenVINO finds no output {answer!r}: {_reason(error)}",
+                hint="export the graph again: it is not what its description says",
+            ) from error
+        self._requests = [compiled.create_infer_request() for _ in range(count)]
         self._takes = takes
         self.name = name
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        batch = checked_batch(batch, self._takes)
+        parts = np.array_split(batch, min(len(batch), len(self._requests)))
+        requests = self._requests[: len(parts)]
         try:
-            answers = self._request.infer(
-                {0: checked_batch(batch, self._takes)}, share_outputs=False
-            )
+            for request, part in zip(requests, parts, strict=True):
+                request.start_async({0: part}, share_inputs=False)
+            for request in requests:
+                request.wait()
         except RuntimeError as error:
             raise EngineError(
                 f"OpenVINO failed while running: {_reason(error)}",
                 hint="try smaller batches, or run `vitdeploy build-engine` again",
             ) from error
-        # With share_outputs off (its default, asked for above) this is no view of the request.
-        return np.asarray(answers[0], dtype=np.float32)
+        # The tensors belong to the requests, which write to them again in the next run.
+        answers = [request.get_tensor(self._answer).data.copy() for request in requests]
+        return np.concatenate(answers).astype(np.float32, copy=False)
 
 
 class OpenVinoBackend:
@@ -68,6 +92,8 @@ class OpenVinoBackend:
 
     def check_options(self, options: BuildOptions, precision: str) -> None:
         require_cpu_options(options, "OpenVINO")
+        require_own_options(options, self.name)
+        _require_device(_runtime().Core(), options.openvino.device)
 
     def build(
         self,
@@ -76,15 +102,21 @@ class OpenVinoBackend:
         output: Path,
         progress: Progress = SILENT,
     ) -> Engine:
-        require_cpu_graph(model, options, "OpenVINO")
-        runtime = _runtime()
+        asked = options.openvino
+        require_cpu_graph(model, options, "OpenVINO", device=asked.device.lower())
+        self.check_options(options, model.description.precision)
         started = time.perf_counter()
-        settings = _settings(options.threads)
-        graph, moved = graph_for_this_cpu(model)
+        graph, moved = str(model.path), 0
+        if asked.device == "CPU":
+            graph, moved = graph_for_this_cpu(model)
+        settings = _settings(options.threads, asked, model.description.precision)
+        core = _runtime().Core()
         try:
-            core = runtime.Core()
-            compiled = core.compile_model(core.read_model(graph), "CPU", settings)
+            if asked.model_cache is not None:
+                core.set_property({"CACHE_DIR": str(asked.model_cache)})
+            compiled = core.compile_model(core.read_model(graph), asked.device, settings)
             blob = compiled.export_model()
+            used = _used(compiled)
         except RuntimeError as error:
             raise EngineError(
                 f"OpenVINO cannot compile {model.path.name}: {_reason(error)}",
@@ -99,25 +131,32 @@ class OpenVinoBackend:
             version=_version(),
             digest=digest,
             seconds=time.perf_counter() - started,
-            settings={**settings, "unsigned_activations": moved},
+            settings={**settings, **used, "unsigned_activations": moved},
+            device=asked.device.lower(),
+            device_name=_device_name(core, asked.device),
         )
         return write_cpu_engine(output, model, options, built)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> OpenVinoSession:
-        runtime = _runtime()
-        require_same_machine(engine, _version())
+        core = _runtime().Core()
+        manifest = engine.manifest
+        asked = _recorded(engine)
+        _require_device(core, asked.device)
+        require_same_machine(engine, _version(), _device_name(core, asked.device))
+        settings = _settings(threads, asked, manifest.model.precision)
         try:
-            compiled = runtime.Core().import_model(
-                engine.path.read_bytes(), "CPU", _settings(threads)
-            )
+            compiled = core.import_model(engine.path.read_bytes(), asked.device, settings)
         except RuntimeError as error:
             raise EngineError(
                 f"OpenVINO cannot load {engine.path.name}: {_reason(error)}",
                 hint="run `vitdeploy build-engine` again",
             ) from error
-        manifest = engine.manifest
+        on = "" if asked.device == "CPU" else f" {asked.device}"
         return OpenVinoSession(
-            compiled, f"OpenVINO {manifest.model.precision}", image_input(manifest.model)
+            compiled,
+            f"OpenVINO{on} {manifest.model.precision}",
+            image_input(manifest.model),
+            answer=manifest.model.output_name,
         )
 
 
@@ -135,13 +174,49 @@ def graph_for_this_cpu(model: OnnxModel) -> tuple[str | bytes, int]:
     return files.serialize(graph), moved
 
 
-def _settings(threads: int | None) -> dict[str, Any]:
-    return {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads or environment.available_cores(),
-        # On AMX machines OpenVINO would pick bf16 by itself; the graph's types decide.
-        "INFERENCE_PRECISION_HINT": "f32",
+def _settings(threads: int | None, asked: OpenVinoOptions, precision: str) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "PERFORMANCE_HINT": asked.hint.upper(),
+        # By themselves AMX machines would take bf16, and GPUs f16; the graph's types decide.
+        "INFERENCE_PRECISION_HINT": "f16" if precision.endswith("fp16") else "f32",
     }
+    if asked.device == "CPU":
+        settings["INFERENCE_NUM_THREADS"] = threads or environment.available_cores()
+    return settings
+
+
+def _used(compiled: Any) -> dict[str, Any]:
+    """What the compiled model says of itself, in plain words, for the manifest."""
+    devices = compiled.get_property("EXECUTION_DEVICES")
+    return {
+        "execution_devices": [str(name) for name in devices],
+        "inference_precision": compiled.get_property("INFERENCE_PRECISION_HINT").to_string(),
+        "requests": int(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")),
+    }
+
+
+def _recorded(engine: Engine) -> OpenVinoOptions:
+    """How an engine was built, for loading it alike."""
+    hint: Hint = "latency"
+    if engine.manifest.settings.get("PERFORMANCE_HINT") == "THROUGHPUT":
+        hint = "throughput"
+    device = engine.manifest.targets[0] if engine.manifest.targets else "cpu"
+    return OpenVinoOptions(device=device.upper(), hint=hint)
+
+
+def _require_device(core: Any, device: str) -> None:
+    """Raise MissingDependencyError where OpenVINO does not see the device: none takes its place."""
+    found = list(core.available_devices)
+    if device not in found and f"{device}.0" not in found:
+        raise MissingDependencyError(
+            f"OpenVINO sees no {device} here, only {', '.join(found) or 'nothing'}",
+            hint="install the device's driver, or leave --device out for the CPU",
+        )
+
+
+def _device_name(core: Any, device: str) -> str:
+    """Empty for the CPU, whose features say more than its name."""
+    return "" if device == "CPU" else str(core.get_property(device, "FULL_DEVICE_NAME"))
 
 
 def _version() -> str:

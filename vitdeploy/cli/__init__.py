@@ -29,6 +29,7 @@ _COMMANDS = {
     "build-engine": ("build_engine", "A graph to FP32, FP16, INT8 or FP8 engines for a device."),
     "evaluate": ("evaluate", "Judge an engine against its source on the same images."),
     "benchmark": ("benchmark", "Time engines interleaved with their source."),
+    "predict": ("predict", "Labels and scores of images, from any engine or graph."),
     "report": ("report", "Write the findings as JSON, Markdown and HTML."),
     "inspect": ("inspect", "What a graph or engine holds; its positions before and after."),
     "doctor": ("doctor", "What this machine can do, and what is missing."),

@@ -9,6 +9,7 @@ from vitdeploy.images.decoding import (
     upright_rgb,
 )
 from vitdeploy.images.finding import scan
+from vitdeploy.images.folders import image_files
 from vitdeploy.images.image_set import ImageItem, ImageSet, LabelOrder, natural_key
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "batches",
     "decode",
     "image_digest",
+    "image_files",
     "natural_key",
     "scan",
     "unreadable",

@@ -44,7 +44,7 @@ def scan_folder(
     class_folders = sorted(
         filter(_is_folder, entries), key=lambda entry: sorting_key(order)(entry.name)
     )
-    found = {entry: _image_files(entry) for entry in class_folders}
+    found = {entry: image_files(entry) for entry in class_folders}
     loose = _sorted_images(folder, set(entries).difference(class_folders))
     if not any(found.values()) and not loose:
         raise InputError(
@@ -84,8 +84,11 @@ def _labelled(folder: Path, found: dict[Path, list[Path]], labels: Sequence[str]
     return ImageSet(folder, tuple(items), names)
 
 
-def _image_files(folder: Path) -> list[Path]:
-    """The images below `folder`. Links to folders are not followed: they may lead in circles."""
+def image_files(folder: Path) -> list[Path]:
+    """The images below `folder`, in natural order.
+
+    Links to folders are not followed: they may lead in circles.
+    """
     found: list[Path] = []
 
     def refuse(error: OSError) -> None:
