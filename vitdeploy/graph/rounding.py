@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from vitdeploy.graph.operands import is_constant
+
 PRODUCTS = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose"})
 
 POINTWISE = frozenset(
@@ -110,12 +112,7 @@ def _belongs(node: ir.Node, members: set[ir.Node], data_type: ir.DataType) -> bo
     if node.op_type not in POINTWISE or node.outputs[0].dtype != data_type:
         return False
     inputs = [value for value in node.inputs if value is not None]
-    return all(value.producer() in members or _is_constant(value) for value in inputs)
-
-
-def _is_constant(value: ir.Value) -> bool:
-    producer = value.producer()
-    return value.is_initializer() if producer is None else producer.op_type == "Constant"
+    return all(value.producer() in members or is_constant(value) for value in inputs)
 
 
 def _with_single_exit(members: list[ir.Node]) -> list[ir.Node]:
