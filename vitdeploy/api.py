@@ -26,6 +26,7 @@ from vitdeploy.artifacts.source import SourceDescription, Task
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
+from vitdeploy.backends.selftest.run import selftest as selftest
 from vitdeploy.backends.tensorrt import device
 from vitdeploy.benchmarks import evaluation
 from vitdeploy.benchmarks.engines import common_input_shape, measure_engines

@@ -32,6 +32,7 @@ _COMMANDS = {
     "predict": ("predict", "Labels and scores of images, from any engine or graph."),
     "report": ("report", "Write the findings as JSON, Markdown and HTML."),
     "inspect": ("inspect", "What a graph or engine holds; its positions before and after."),
+    "selftest": ("selftest", "Whether a backend works on this machine: build, compare, time."),
     "doctor": ("doctor", "What this machine can do, and what is missing."),
 }
 _INTERRUPTED = 130
