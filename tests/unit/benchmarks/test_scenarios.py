@@ -77,7 +77,7 @@ class TestPercentiles:
     def test_few_samples_bound_a_p99_on_one_side_only(self) -> None:
         assert percentile(range(367), 0.99).high_ms is None
         assert percentile(range(368), 0.99).high_ms == 367
-        assert percentile(range(367), 0.99).in_words() == "p99 363 ms (359 or more)"
+        assert percentile(range(367), 0.99).in_words() == "p99 363 ms (358 or more)"
 
     def test_how_many_may_be_late(self) -> None:
         # Independent: by summing the binomial distribution itself.
@@ -109,7 +109,7 @@ class TestStreams:
         session = Served(machine, lambda _, run: 20 if run < 150 else 10)
         found = run_stream("multi-stream", session, IMAGES[:8], QUICK, machine.driver())
         assert found.stable
-        assert len(found.latencies_ms) == 800
+        assert len(found.latencies_ms) == 1200  # a third then holds the slow ones
 
     def test_what_never_settles_is_an_error_unless_accepted(self) -> None:
         def run(accept: bool):
@@ -298,12 +298,12 @@ class TestLoadGen:
         another query takes."""
         config = ScenarioConfig(min_queries=300, min_seconds=0, bound_ms=1e6)
         found = [
-            driver.serve(Sleeper(8), ONE, 62.5, config)
+            driver.serve(Sleeper(5), ONE, 100.0, config)
             for driver in (OwnDriver(), loadgen.LoadGenDriver())
         ]
         assert [len(latencies) for latencies in found] == [300, 300]
         ours, theirs = (percentile(latencies, 0.9).value_ms for latencies in found)
-        assert min(ours, theirs) > 14
+        assert min(ours, theirs) > 8
         assert theirs == pytest.approx(ours, rel=0.5)
 
     def test_what_fails_in_the_session_is_raised_here(self) -> None:

@@ -1,0 +1,194 @@
+"""MLPerf LoadGen as the driver of scenarios, where `mlcommons-loadgen` is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import queue
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.driving import Driver, OwnDriver, queries_at
+from vitdeploy.benchmarks.scenarios import ScenarioConfig
+from vitdeploy.errors import MissingDependencyError, UnstableMeasurementError
+
+_TRACE = "mlperf_log_trace.json"
+_MODULE = "mlperf_loadgen"
+
+
+def installed() -> bool:
+    return importlib.util.find_spec(_MODULE) is not None
+
+
+def best_driver() -> Driver:
+    """LoadGen where it is installed, else vitdeploy's own."""
+    return LoadGenDriver() if installed() else OwnDriver()
+
+
+class LoadGenDriver:
+    """LoadGen's own schedule, clock and latencies; vitdeploy is its system under test.
+
+    Runs are for figures, not for submission: logs are read and thrown away.
+    """
+
+    name = "MLPerf LoadGen"
+
+    def stream(
+        self, session: Session, batch: NDArray, *, queries: int, seconds: float
+    ) -> list[float]:
+        loadgen = _loadgen()
+        scenario = "SingleStream" if len(batch) == 1 else "MultiStream"
+        settings = _settings(loadgen, scenario, queries)
+        settings.min_duration_ms = round(1000 * seconds)
+        settings.multi_stream_samples_per_query = len(batch)
+
+        def issue(samples: list[Any]) -> None:
+            session.run(batch)
+            _complete(loadgen, samples)
+
+        return _latencies(loadgen, settings, issue, samples=len(batch))
+
+    def serve(
+        self, session: Session, images: NDArray, rate_per_s: float, config: ScenarioConfig
+    ) -> list[float]:
+        loadgen = _loadgen()
+        queries = queries_at(rate_per_s, config)
+        settings = _settings(loadgen, "Server", queries)
+        settings.max_query_count = queries
+        settings.server_target_qps = rate_per_s
+        settings.server_target_latency_ns = round(1e6 * config.bound_ms)
+        settings.schedule_rng_seed = config.seed
+        with _served(loadgen, session, images) as issue:
+            return _latencies(loadgen, settings, issue)
+
+
+@contextmanager
+def _served(
+    loadgen: Any, session: Session, images: NDArray
+) -> Iterator[Callable[[list[Any]], None]]:
+    """A thread that runs what waits, up to len(images) at a time; LoadGen's must not block."""
+    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        while (sample := waiting.get()) is not None:
+            taken, ended = [sample], False
+            while len(taken) < len(images) and not waiting.empty():
+                sample = waiting.get()
+                if sample is None:
+                    ended = True
+                    break
+                taken.append(sample)
+            if not failures:
+                try:
+                    session.run(images[: len(taken)])
+                except BaseException as error:  # noqa: BLE001 (raised again by the caller)
+                    failures.append(error)
+            # LoadGen waits for every sample, so those after a failure end too.
+            _complete(loadgen, taken)
+            if ended:
+                return
+
+    def issue(samples: list[Any]) -> None:
+        for sample in samples:
+            waiting.put(sample)
+
+    worker = threading.Thread(target=work, name="served by LoadGen")
+    worker.start()
+    try:
+        yield issue
+    finally:
+        waiting.put(None)
+        worker.join()
+    if failures:
+        raise failures[0]
+
+
+def _settings(loadgen: Any, scenario: str, queries: int) -> Any:
+    settings = loadgen.TestSettings()
+    settings.scenario = getattr(loadgen.TestScenario, scenario)
+    settings.mode = loadgen.TestMode.PerformanceOnly
+    settings.min_query_count = queries
+    settings.min_duration_ms = 0
+    return settings
+
+
+def _latencies(
+    loadgen: Any, settings: Any, issue: Callable[[list[Any]], None], *, samples: int = 1
+) -> list[float]:
+    """Run one test; ms from when a query was due to when its answer was there, in order."""
+    failures: list[BaseException] = []
+
+    def guarded(sent: list[Any]) -> None:
+        try:
+            if not failures:
+                issue(sent)
+                return
+        except BaseException as error:  # noqa: BLE001 (must not cross LoadGen's frames; raised below)
+            failures.append(error)
+        # LoadGen would wait for ever for samples nobody ends.
+        _complete(loadgen, sent)
+
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-loadgen-") as folder:
+        output = loadgen.LogOutputSettings()
+        output.outdir = folder
+        output.copy_summary_to_stdout = False
+        log = loadgen.LogSettings()
+        log.log_output = output
+        log.enable_trace = True
+        system = loadgen.ConstructSUT(guarded, lambda: None)
+        library = loadgen.ConstructQSL(samples, samples, lambda _: None, lambda _: None)
+        try:
+            # A file of this name in the working folder would change the settings.
+            audit = str(Path(folder) / "none")
+            loadgen.StartTestWithLogSettings(system, library, settings, log, audit)
+        finally:
+            loadgen.DestroyQSL(library)
+            loadgen.DestroySUT(system)
+        if failures:
+            raise failures[0]
+        return read_trace((Path(folder) / _TRACE).read_text(encoding="utf-8"))
+
+
+def _complete(loadgen: Any, samples: list[Any]) -> None:
+    loadgen.QuerySamplesComplete(
+        [loadgen.QuerySampleResponse(sample.id, 0, 0) for sample in samples]
+    )
+
+
+def read_trace(text: str) -> list[float]:
+    """Latencies in ms of a LoadGen trace, in the order of the queries.
+
+    A query ends with the last of its samples. Only lines of samples are read: others of the
+    same file are not valid JSON.
+    Raises UnstableMeasurementError where a trace holds none.
+    """
+    found: dict[int, float] = {}
+    for line in text.splitlines():
+        if '"name":"Sample"' not in line or '"complete_ns"' not in line:
+            continue
+        event = json.loads(line.rstrip().rstrip(","))["args"]
+        query, took = event["query_seq"], event["complete_ns"] / 1e6
+        found[query] = max(took, found.get(query, 0.0))
+    if not found:
+        raise UnstableMeasurementError(
+            "LoadGen's trace names no finished query", hint="report this with the LoadGen version"
+        )
+    return [found[number] for number in sorted(found)]
+
+
+def _loadgen() -> Any:
+    try:
+        return importlib.import_module(_MODULE)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"MLPerf LoadGen is not usable here: {error}", hint="pip install 'vitdeploy[loadgen]'"
+        ) from error

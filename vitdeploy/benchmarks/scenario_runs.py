@@ -1,0 +1,186 @@
+"""Running the scenarios: streams of queries, a sweep over batches, a search for a rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.driving import Driver, queries_at
+from vitdeploy.benchmarks.latencies import most_over, percentile
+from vitdeploy.benchmarks.scenarios import (
+    CLOSE,
+    OfflineResult,
+    ScenarioConfig,
+    ServerResult,
+    ServerRun,
+    StreamName,
+    StreamResult,
+    SweepPoint,
+)
+from vitdeploy.errors import InputError, UnstableMeasurementError
+from vitdeploy.progress import SILENT, Progress
+
+_THIRDS = 3
+
+
+def run_stream(
+    scenario: StreamName,
+    session: Session,
+    batch: NDArray,
+    config: ScenarioConfig,
+    driver: Driver,
+) -> StreamResult:
+    """Send `batch` again and again, each time when the one before is done.
+
+    Single-stream takes one image. Repeats until the thirds of all queries
+    agree. Raises UnstableMeasurementError where `max_seconds` pass before,
+    unless the config accepts that; InputError for another batch.
+    """
+    if scenario == "single-stream" and len(batch) != 1:
+        raise InputError(f"single-stream is one image, not {len(batch)}", hint="give one")
+    _warm(session, [batch], config)
+    found: list[float] = []
+    while True:
+        # In the first pass the whole minimum, then as much again each time.
+        found += driver.stream(
+            session, batch, queries=config.min_queries, seconds=config.min_seconds
+        )
+        drift = _drift(found)
+        stable = drift <= config.tolerance
+        if stable or sum(found) >= 1000 * config.max_seconds:
+            break
+    if not (stable or config.accept_unstable):
+        raise UnstableMeasurementError(
+            f"{scenario}: after {len(found)} queries the medians of the first, second and last "
+            f"third still differ by {100 * drift:.0f} %, more than {100 * config.tolerance:.0f} %",
+            hint="stop other work on this machine, allow more time (--seconds), or take such "
+            "figures knowingly with --accept-unstable",
+        )
+    return StreamResult(
+        scenario, session.name, driver.name, len(batch), tuple(found), drift, stable
+    )
+
+
+def run_offline(
+    session: Session,
+    images: NDArray,
+    config: ScenarioConfig,
+    driver: Driver,
+    progress: Progress = SILENT,
+) -> OfflineResult:
+    """Throughput at batch 1, 2, 4, ... until two doublings in a row gain next to nothing.
+
+    `images` holds at least `largest_batch` of them. One doubling without gain
+    does not end the sweep: kernels exist for some sizes and not for others.
+    """
+    largest = min(config.largest_batch, len(images))
+    points: list[SweepPoint] = []
+    best, flat, batch = 0.0, 0, 1
+    with progress.task(f"offline: {session.name}") as task:
+        while batch <= largest and flat < 2:
+            points.append(_sweep_point(session, images[:batch], config, driver))
+            speed = points[-1].images_per_second
+            flat = flat + 1 if best and speed < best * (1 + config.least_gain) else 0
+            best = max(best, speed)
+            batch *= 2
+            task.advance()
+    return OfflineResult(session.name, driver.name, tuple(points), flat == 0 and len(points) > 1)
+
+
+def _sweep_point(
+    session: Session, batch: NDArray, config: ScenarioConfig, driver: Driver
+) -> SweepPoint:
+    _warm(session, [batch], config)
+    # The interval of a median needs far fewer runs than that of a p99.
+    runs = max(10, config.min_queries // 20)
+    times = driver.stream(session, batch, queries=runs, seconds=config.min_seconds / 5)
+    middle = percentile(times, 0.5)
+    images = 1000 * len(batch)
+    slowest = None if middle.high_ms is None else images / middle.high_ms
+    return SweepPoint(len(batch), images / middle.value_ms, slowest or 0.0, images / middle.low_ms)
+
+
+def run_server(
+    session: Session,
+    images: NDArray,
+    config: ScenarioConfig,
+    driver: Driver,
+    progress: Progress = SILENT,
+) -> ServerResult:
+    """The highest rate of random arrivals whose p99 holds `bound_ms`, within 5 %.
+
+    `images` holds at least `served_batch`: so many that wait run as one batch.
+    A rate holds where so few of its queries were late that 99 % of all are in
+    time with 95 % confidence (`most_over`).
+    """
+    images = images[: config.served_batch]
+    _warm(session, [images[:size] for size in range(1, len(images) + 1)], config)
+    alone = percentile(driver.stream(session, images[:1], queries=10, seconds=0.0), 0.5)
+    runs: list[ServerRun] = []
+
+    def holds(rate: float) -> bool:
+        runs.append(_server_run(session, images, rate, config, driver))
+        progress.note(
+            f"server: {rate:.3g} queries/s, p99 {runs[-1].p99_ms:.3g} ms, "
+            f"{'holds' if runs[-1].holds else 'too slow'}"
+        )
+        return runs[-1].holds
+
+    rate = highest_rate(holds, start=0.5 * 1000 / alone.value_ms)
+    return ServerResult(
+        session.name, driver.name, config.bound_ms, len(images), config.seed, rate, tuple(runs)
+    )
+
+
+def highest_rate(holds: Callable[[float], bool], *, start: float, steps: int = 8) -> float | None:
+    """The highest rate that holds, within 5 %: doubled or halved from `start`, then bisected.
+
+    None where `steps` halvings find none that does.
+    """
+    low, high = (start, None) if holds(start) else (None, start)
+    for _ in range(steps):
+        if low is not None and high is not None:
+            break
+        if low is None:
+            assert high is not None
+            low, high = (high / 2, high) if holds(high / 2) else (None, high / 2)
+        else:
+            low, high = (2 * low, None) if holds(2 * low) else (low, 2 * low)
+    if low is None or high is None:
+        return low
+    while high / low > CLOSE:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _server_run(
+    session: Session, images: NDArray, rate: float, config: ScenarioConfig, driver: Driver
+) -> ServerRun:
+    planned = queries_at(rate, config)
+    waited = driver.serve(session, images, rate, config)
+    over = sum(latency > config.bound_ms for latency in waited)
+    cut = len(waited) < planned
+    return ServerRun(
+        rate,
+        len(waited),
+        over,
+        percentile(waited, 0.99).value_ms,
+        not cut and over <= most_over(planned),
+        cut,
+    )
+
+
+def _warm(session: Session, batches: Sequence[NDArray], config: ScenarioConfig) -> None:
+    for batch in batches:
+        for _ in range(config.warmups):
+            session.run(batch)
+
+
+def _drift(samples: Sequence[float]) -> float:
+    """Largest over smallest, less one, of the medians of three thirds."""
+    thirds = [float(np.median(part)) for part in np.array_split(np.asarray(samples), _THIRDS)]
+    return max(thirds) / min(thirds) - 1 if min(thirds) > 0 else 1.0

@@ -1,0 +1,160 @@
+"""Single-stream, multi-stream, offline and server, after MLPerf Inference: what is asked and found.
+
+Source: Reddi et al., MLPerf Inference Benchmark, ISCA 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitdeploy.benchmarks.latencies import Percentile, percentile
+from vitdeploy.errors import InputError
+
+SCHEMA_VERSION = 1
+SHARES = (0.5, 0.9, 0.99)
+STREAMS = 8
+"""Images of one multi-stream query, as in MLPerf."""
+CLOSE = 1.05
+"""A knee gives up no more of the throughput than this factor, and the server's highest rate is
+known within it."""
+
+StreamName = Literal["single-stream", "multi-stream"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScenarioConfig:
+    """How many queries are sent, and what ends a search.
+
+    `min_queries` and `min_seconds` bound a stream and each rate of the server
+    from below, `max_seconds` a stream from above. An offline sweep doubles the
+    batch up to `largest_batch` and ends after two doublings that gain less than
+    `least_gain` each. `bound_ms` is what the server's p99 must hold.
+    """
+
+    warmups: int = 3
+    min_queries: int = 400
+    min_seconds: float = 5.0
+    max_seconds: float = 60.0
+    tolerance: float = 0.05
+    largest_batch: int = 64
+    least_gain: float = 0.03
+    bound_ms: float = 100.0
+    served_batch: int = 8
+    seed: int = 0
+    accept_unstable: bool = False
+
+    def __post_init__(self) -> None:
+        counts = (self.warmups, self.min_queries, self.largest_batch, self.served_batch)
+        # Written so that NaN is refused too.
+        positive = self.tolerance > 0 and self.bound_ms > 0 and self.least_gain > 0
+        ordered = 0 <= self.min_seconds <= self.max_seconds
+        if min(counts) < 1 or not (positive and ordered):
+            raise InputError(
+                "counts, bounds and times of scenarios must be above zero, the longest time last",
+                hint="use the defaults",
+            )
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """Raw latencies of queries sent one after the other, `batch` images each.
+
+    `drift` is the largest spread between the medians of the three thirds.
+    """
+
+    scenario: StreamName
+    name: str
+    driver: str
+    batch: int
+    latencies_ms: tuple[float, ...]
+    drift: float
+    stable: bool
+
+    def percentiles(self) -> tuple[Percentile, ...]:
+        """p50, p90 and p99."""
+        return tuple(percentile(self.latencies_ms, share) for share in SHARES)
+
+
+@dataclass(frozen=True)
+class SweepPoint:
+    """Offline throughput at one batch size; `low` to `high` is its 95 % interval.
+
+    `high` is None where too few runs bound it.
+    """
+
+    batch: int
+    images_per_second: float
+    low: float
+    high: float | None
+
+
+@dataclass(frozen=True)
+class OfflineResult:
+    """Throughput over batch sizes. `still_growing`: the largest batch allowed ended the sweep."""
+
+    name: str
+    driver: str
+    points: tuple[SweepPoint, ...]
+    still_growing: bool
+
+    def best(self) -> SweepPoint:
+        return max(self.points, key=lambda point: point.images_per_second)
+
+    def knee(self) -> SweepPoint:
+        """The smallest batch with 95 % of the best throughput: larger ones only add latency."""
+        enough = self.best().images_per_second / CLOSE
+        return next(point for point in self.points if point.images_per_second >= enough)
+
+    def in_words(self) -> str:
+        knee, best = self.knee(), self.best()
+        more = "; larger batches were still faster" if self.still_growing else ""
+        return (
+            f"{self.name}: the knee is at batch {knee.batch} ({knee.images_per_second:.3g} "
+            f"images/s; best {best.images_per_second:.3g} at {best.batch}{more})"
+        )
+
+
+@dataclass(frozen=True)
+class ServerRun:
+    """One rate: whether p99 was shown to hold, and what it was. `cut_short`: too many were late."""
+
+    rate_per_s: float
+    queries: int
+    over: int
+    p99_ms: float
+    holds: bool
+    cut_short: bool
+
+
+@dataclass(frozen=True)
+class ServerResult:
+    """The highest Poisson rate whose p99 holds; None where not even the lowest tried does."""
+
+    name: str
+    driver: str
+    bound_ms: float
+    served_batch: int
+    seed: int
+    rate_per_s: float | None
+    runs: tuple[ServerRun, ...]
+
+    def in_words(self) -> str:
+        if self.rate_per_s is None:
+            lowest = min(run.rate_per_s for run in self.runs)
+            return (
+                f"{self.name}: no rate from {lowest:.3g} queries/s on keeps p99 within "
+                f"{self.bound_ms:g} ms"
+            )
+        return f"{self.name}: {self.rate_per_s:.3g} queries/s with p99 within {self.bound_ms:g} ms"
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """What 'scenarios.json' holds: all scenarios of one engine on one machine."""
+
+    engine_digest: str
+    streams: tuple[StreamResult, ...] = ()
+    offline: OfflineResult | None = None
+    server: ServerResult | None = None
+    schema_version: int = SCHEMA_VERSION
