@@ -28,6 +28,7 @@ _COMMANDS = {
     "plan": ("plan", "Which nodes would be quantized for a target, which not, and why."),
     "build-engine": ("build_engine", "A graph to FP32, FP16, INT8 or FP8 engines for a device."),
     "evaluate": ("evaluate", "Judge an engine against its source on the same images."),
+    "diagnose": ("diagnose", "Where an engine loses its source's answers: stage, then layer."),
     "benchmark": ("benchmark", "Time engines interleaved with their source."),
     "predict": ("predict", "Labels and scores of images, from any engine or graph."),
     "report": ("report", "Write the findings as JSON, Markdown and HTML."),
