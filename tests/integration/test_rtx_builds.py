@@ -6,6 +6,7 @@ Without TensorRT-RTX these fail: a build that was never tried proves nothing.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from command_line import GRAPH, require_one_error, run
 from onnx import numpy_helper
 from unit_gain import random_vit
 
@@ -157,3 +159,42 @@ def test_an_unsupported_operator_is_named_with_its_node(demo: OnnxModel, tmp_pat
         build(model, tmp_path, ONE)
     assert "blocks.0.norm1/Unsupported" in str(caught.value)
     assert not list((tmp_path / "out").glob("*"))
+
+
+TOO_MUCH = {
+    "--version-compat": "builds no engine for other versions of itself",
+    "--target sm86 --fp8": "the graph is fp8-fp16, which sm86 cannot compute",
+}
+
+
+@pytest.mark.parametrize("asked", TOO_MUCH)
+def test_what_cannot_be_built_is_refused_before_a_graph_is_quantized(
+    asked: str, tmp_path: Path, cache: Path
+) -> None:
+    given = ["build-engine", GRAPH, "--int8", "--calib", "demo", "--backend", "tensorrt-rtx"]
+    given += [] if "--target" in asked else ["--target", "sm89"]
+    if "--fp8" in asked:
+        given.remove("--int8")
+    outcome = run([*given, *asked.split(), "-o", "out"], tmp_path, cache)
+    assert outcome.code in (2, 3, 6)
+    require_one_error(outcome, outcome.code, TOO_MUCH[asked])
+    assert not list(tmp_path.glob("out/*"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "profiles"),
+    [
+        ("--batch 1:1:1,1:8:64 --opt-level 1 --workspace 256", [(1, 1, 1), (1, 8, 64)]),
+        ("--minShapes=input:1x3x192x192 --maxShapes=input:4x3x192x192", [(1, 4, 4)]),
+    ],
+)
+def test_the_command_builds_the_profiles_it_is_told(
+    asked: str, profiles: list[tuple[int, int, int]], tmp_path: Path, cache: Path
+) -> None:
+    given = ["build-engine", GRAPH, "--backend", "tensorrt-rtx", "--target", "sm89"]
+    built = run([*given, *asked.split(), "-o", ".", "--json"], tmp_path, cache)
+    assert built.code == 0, built.errors
+    manifest = read_engine(tmp_path / json.loads(built.output)["path"]).manifest
+    assert manifest.settings["profiles"] == [
+        [[n, 3, 192, 192] for n in profile] for profile in profiles
+    ]

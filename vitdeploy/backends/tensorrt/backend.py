@@ -141,6 +141,8 @@ def _remarks(
         yield _UNVERIFIED_INT8.format(label=flavour.label)
     if is_int8:
         yield from why_not_fused(model, checked.targets, flavour.name)
+    if options.tensorrt.strip_weights:
+        yield f"the engine is without weights: keep {model.path.name} beside it to load it"
     if flavour.builds_for_others and options.tensorrt.timing_cache is not None:
         yield f"{flavour.label} keeps no timings between builds: --timing-cache does nothing"
 
