@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,16 +12,13 @@ from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.statistics import ratio_interval
+from vitdeploy.benchmarks.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 
 _WINDOWS = 3
 _MIN_ROUNDS = 2
 _MAX_REPEATS = 10_000
-
-Clock = Callable[[], float]
-"""Seconds from a steady clock."""
-
 
 SCHEMA_VERSION = 1
 
@@ -174,6 +171,7 @@ def measure_interleaved(
     *,
     config: TimingConfig | None = None,
     clock: Clock = time.perf_counter,
+    witness: Clock | None = None,
     progress: Progress = SILENT,
 ) -> ThroughputComparison:
     """Time `sessions` on `batch`, (n, channels, height, width), in interleaved rounds.
@@ -184,9 +182,13 @@ def measure_interleaved(
     stay. The first session is the baseline. Settled means that three windows
     in a row agree in the baseline's time and in every other's ratio to it.
 
-    Raises InputError for no sessions or names that repeat, and
-    UnstableMeasurementError where `max_seconds` pass before timings settle,
-    unless the config accepts that.
+    `witness` is a second clock that must agree with `clock` (default: the
+    system's unadjusted one, beside the default `clock`).
+
+    Raises InputError for no sessions or names that repeat, EngineError for a
+    session that overwrites its earlier results, and UnstableMeasurementError
+    where the clock jumps, or where `max_seconds` pass before timings settle
+    and the config does not accept that.
     """
     config = config or TimingConfig()
     names = [session.name for session in sessions]
@@ -194,8 +196,9 @@ def measure_interleaved(
         raise InputError(
             f"sessions need names of their own, not {names}", hint="measure each engine once"
         )
-    repeats = [_warm_up(session, batch, config, clock) for session in sessions]
-    rows, drift = _rounds(sessions, batch, repeats, config, clock, progress)
+    watch = stopwatch(clock) if witness is None else Stopwatch(clock, witness)
+    repeats = [_warm_up(session, batch, config, watch) for session in sessions]
+    rows, drift = _rounds(sessions, batch, repeats, config, watch, progress)
     stable = drift <= config.tolerance
     samples = np.array(rows)
     measurements = tuple(
@@ -250,10 +253,10 @@ def _window(config: TimingConfig, sessions: int) -> int:
 
 
 def _warm_up(
-    session: Session, batch: NDArray[np.float32], config: TimingConfig, clock: Clock
+    session: Session, batch: NDArray[np.float32], config: TimingConfig, watch: Stopwatch
 ) -> int:
     """Run the warm-ups; answer how many runs fill a round."""
-    fastest = min(_time_ms(session, batch, 1, clock) for _ in range(config.warmups))
+    fastest = min(watch.run_ms(session, batch, 1) for _ in range(config.warmups))
     if fastest <= 0:
         return _MAX_REPEATS
     return min(_MAX_REPEATS, max(1, math.ceil(config.min_round_ms / fastest)))
@@ -264,35 +267,29 @@ def _rounds(
     batch: NDArray[np.float32],
     repeats: list[int],
     config: TimingConfig,
-    clock: Clock,
+    watch: Stopwatch,
     progress: Progress,
 ) -> tuple[list[list[float]], float]:
     """Rows of ms per run, one a round and one column a session; and the drift left."""
     count = len(sessions)
     window = _window(config, count)
     rows: list[list[float]] = []
-    start = clock()
+    own = OwnResults()
+    start = watch.clock()
     with progress.task(f"timing {count} sessions at batch {len(batch)}") as task:
         while True:
             row = [0.0] * count
             for position in range(count):
                 i = (len(rows) + position) % count
                 # Untimed: caches, and threads that still spin, belong to the session before.
-                sessions[i].run(batch)
-                row[i] = _time_ms(sessions[i], batch, repeats[i], clock)
+                own.check(sessions[i], sessions[i].run(batch))
+                row[i] = watch.run_ms(sessions[i], batch, repeats[i])
             rows.append(row)
             task.advance()
             drift = _drift(np.array(rows), window)
-            late = clock() - start >= config.max_seconds and len(rows) >= _MIN_ROUNDS
+            late = watch.clock() - start >= config.max_seconds and len(rows) >= _MIN_ROUNDS
             if drift <= config.tolerance or late:
                 return rows, drift
-
-
-def _time_ms(session: Session, batch: NDArray[np.float32], repeats: int, clock: Clock) -> float:
-    start = clock()
-    for _ in range(repeats):
-        session.run(batch)
-    return 1000 * (clock() - start) / repeats
 
 
 def _drift(samples: NDArray[np.float64], window: int) -> float:

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vitdeploy.benchmarks.throughput import Measurement, TimingConfig, measure_interleaved
-from vitdeploy.errors import InputError, UnstableMeasurementError
+from vitdeploy.errors import EngineError, InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT
 
 BATCH = np.zeros((4, 3, 8, 8), np.float32)
@@ -168,3 +168,102 @@ def test_percentiles_come_from_the_raw_samples() -> None:
 def test_configs_without_sense_are_refused(values: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         TimingConfig(**values)
+
+
+class Lazy(FakeSession):
+    """Only starts its work; the clock moves when it is waited for."""
+
+    started = 0
+
+    def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        self.started += 1
+        self.machine.now += 1e-6
+        return np.zeros((len(batch), 10), np.float32)
+
+    def synchronize(self) -> None:
+        self.machine.now += self.started * self.ms(0) / 1000
+        self.started = 0
+
+
+class TestWhatMakesTimingsLie:
+    def test_work_that_was_only_started_is_waited_for(self) -> None:
+        machine = FakeMachine()
+        sessions = [machine.session("torch", 30), Lazy(machine, "engine", lambda _: 12)]
+        found = measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+        assert found.measurements[1].p50_ms() == pytest.approx(12, rel=1e-3)
+        assert found.speedups[0].ratio == pytest.approx(2.5, rel=1e-3)
+
+    def test_work_left_from_before_is_not_counted(self) -> None:
+        machine = FakeMachine()
+        lazy = Lazy(machine, "engine", lambda _: 12)
+        lazy.started = 1000
+        found = measure_interleaved([lazy], BATCH, config=ONE_RUN, clock=machine.clock)
+        assert max(found.measurements[0].samples_ms) == pytest.approx(12, rel=1e-3)
+
+    @pytest.mark.parametrize("view", [False, True])
+    def test_a_result_in_reused_memory_is_refused(self, view: bool) -> None:
+        class Reusing(FakeSession):
+            buffer = np.zeros((8, 10), np.float32)
+
+            def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+                super().run(batch)
+                return self.buffer[: len(batch)] if view else self.buffer
+
+        machine = FakeMachine()
+        sessions = [machine.session("torch", 10), Reusing(machine, "engine", lambda _: 5)]
+        with pytest.raises(EngineError, match="engine answers in the memory of its last"):
+            measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+
+    def test_a_clock_that_goes_backwards_is_refused(self) -> None:
+        machine = FakeMachine()
+        back = FakeSession(machine, "engine", lambda runs: 10 if runs != 6 else -4000)
+        with pytest.raises(UnstableMeasurementError, match="went backwards by 4 s"):
+            measure_interleaved([back], BATCH, config=ONE_RUN, clock=machine.clock)
+
+    @pytest.mark.parametrize("jump_ms", [40.0, -8.0])
+    def test_a_clock_that_jumps_is_told_by_a_second_one(self, jump_ms: float) -> None:
+        machine = FakeMachine()
+        true = [0.0]
+
+        class Witnessed(FakeSession):
+            def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+                true[0] += 0.010
+                return super().run(batch)
+
+        jumping = Witnessed(machine, "a", lambda runs: 10 + jump_ms * (runs == 6))
+        with pytest.raises(
+            UnstableMeasurementError, match="where a second clock counted"
+        ) as caught:
+            measure_interleaved(
+                [jumping], BATCH, config=ONE_RUN, clock=machine.clock, witness=lambda: true[0]
+            )
+        assert "measure again" in str(caught.value.hint)
+
+    def test_clocks_that_agree_are_silent(self) -> None:
+        machine = FakeMachine()
+        found = measure_interleaved(
+            [machine.session("a", 10)],
+            BATCH,
+            config=ONE_RUN,
+            clock=machine.clock,
+            witness=lambda: 1000 + 1.004 * machine.now,
+        )
+        assert found.stable
+
+    def test_one_jump_nobody_saw_moves_neither_median_nor_ratio(self) -> None:
+        machine = FakeMachine()
+        jumping = FakeSession(machine, "engine", lambda runs: 5 + 9000 * (runs == 10))
+        sessions = [machine.session("torch", 10), jumping]
+        found = measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+        assert found.measurements[1].p50_ms() == pytest.approx(5)
+        assert found.speedups[0].low == pytest.approx(2)
+
+    def test_the_real_clocks_agree(self) -> None:
+        class Idle:
+            name = "idle"
+
+            def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+                return batch.copy()
+
+        config = TimingConfig(min_round_ms=1, max_seconds=5, accept_unstable=True)
+        assert measure_interleaved([Idle()], BATCH, config=config).measurements[0].p50_ms() > 0
