@@ -25,7 +25,13 @@ from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.source import SourceDescription, Task
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
-from vitdeploy.backends.base import Availability, Backend, BuildOptions, Session
+from vitdeploy.backends.base import (
+    Availability,
+    Backend,
+    BuildOptions,
+    Session,
+    require_own_options,
+)
 from vitdeploy.backends.selftest.run import selftest as selftest
 from vitdeploy.backends.tensorrt import device
 from vitdeploy.benchmarks import evaluation
@@ -145,6 +151,7 @@ def check_options(backend: Backend, options: BuildOptions, precision: str) -> No
 
     Backends of other packages need not have a `check_options`; `build` refuses then.
     """
+    require_own_options(options, backend.name)
     check = getattr(backend, "check_options", None)
     if check is not None:
         check(options, precision)

@@ -7,6 +7,7 @@ tested with a stand-in.
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import time
 from collections import Counter
@@ -55,6 +56,7 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+_AFFINITY = r"\d+([,-]\d+)*(;\d+([,-]\d+)*)*"
 _INSTALL = "pip install 'vitdeploy[cpu]'"
 _INSTALL_GPU = (
     "pip uninstall onnxruntime, then pip install onnxruntime-gpu; its CUDA, cuDNN and TensorRT "
@@ -104,8 +106,9 @@ class GraphSession:
         else:
             source = model if isinstance(model, bytes) else str(model)
         try:
+            # By itself ONNX Runtime goes on with the CPU where a provider fails, then and in runs.
             self._session = runtime.InferenceSession(
-                source, options, providers=_configured(providers, model)
+                source, options, providers=_configured(providers, model), enable_fallback=0
             )
         except runtime_errors() as error:
             where = model if isinstance(model, Path) else "the graph"
@@ -186,10 +189,16 @@ class OnnxRuntimeBackend:
         require_cpu_options(options, "ONNX Runtime")
         require_own_options(options, self.name)
         _available(_runtime(), options.onnxruntime.device)
+        affinity = options.onnxruntime.affinity
+        if affinity and not re.fullmatch(_AFFINITY, affinity):
+            raise InputError(
+                f"--affinity {affinity!r} names no cores",
+                hint="write the cores of threads 2, 3, ..., counted from 1: '2;3;4' or '1-2;3-4'",
+            )
         pinned = options.onnxruntime.pinned_threads()
         if pinned is not None and options.threads != pinned:
             raise InputError(
-                f"--affinity {options.onnxruntime.affinity!r} is for {pinned} threads",
+                f"--affinity {affinity!r} is for {pinned} threads",
                 hint=f"give --threads {pinned}: the first is the caller's and is not pinned",
             )
 
@@ -346,6 +355,8 @@ def runtime_errors() -> tuple[type[BaseException], ...]:
         state.NoSuchFile,
         state.NotImplemented,
         state.RuntimeException,
+        state.EPFail,
+        RuntimeError,  # of settings it cannot read
     )
 
 

@@ -112,8 +112,6 @@ class OpenVinoBackend:
         settings = _settings(options.threads, asked, model.description.precision)
         core = _runtime().Core()
         try:
-            if asked.model_cache is not None:
-                core.set_property({"CACHE_DIR": str(asked.model_cache)})
             compiled = core.compile_model(core.read_model(graph), asked.device, settings)
             blob = compiled.export_model()
             used = _used(compiled)
@@ -123,6 +121,7 @@ class OpenVinoBackend:
                 hint="try --backend onnxruntime, or export the graph again; "
                 "if neither helps, report the text above",
             ) from error
+        _require_used(used["execution_devices"], asked.device)
         with atomic_path(output) as temporary:
             temporary.write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else bytes(blob))
             digest = file_digest(temporary)
@@ -211,6 +210,15 @@ def _require_device(core: Any, device: str) -> None:
         raise MissingDependencyError(
             f"OpenVINO sees no {device} here, only {', '.join(found) or 'nothing'}",
             hint="install the device's driver, or leave --device out for the CPU",
+        )
+
+
+def _require_used(used: list[str], device: str) -> None:
+    """Raise EngineError where a model was compiled for another device than was asked for."""
+    if any(name.partition(".")[0] != device.partition(".")[0] for name in used):
+        raise EngineError(
+            f"OpenVINO was asked for {device} and took {', '.join(used)}",
+            hint="name the device that is to be used with --device",
         )
 
 

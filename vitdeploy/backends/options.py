@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Literal
 
 OnnxRuntimeDevice = Literal["cpu", "cuda", "tensorrt"]
@@ -45,19 +44,18 @@ class OpenVinoOptions:
 
     `device` is a name of OpenVINO's: CPU, GPU, GPU.1, NPU. With the hint
     'throughput' a batch is answered by several requests at once, each on its
-    own cores. Compiled models are kept in the folder `model_cache`, so that a
-    second build of the same graph takes no time.
+    own cores. OpenVINO's own model cache is left off: an engine is the compiled
+    model already, and one that came from the cache cannot be saved again
+    (2026.4).
     """
 
     device: str = "CPU"
     hint: Hint = "latency"
-    model_cache: Path | None = field(default=None, repr=False)
 
     def given(self) -> tuple[str, ...]:
         """The command line's names of what was asked for; other runtimes refuse these."""
         asked = {
             f"--device {self.device.lower()}": self.device != "CPU",
             "--hint": self.hint != "latency",
-            "--model-cache": self.model_cache is not None,
         }
         return tuple(name for name, was in asked.items() if was)

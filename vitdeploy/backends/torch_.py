@@ -1,4 +1,4 @@
-"""PyTorch eager: the source model as a session, the baseline of every comparison."""
+"""PyTorch, eager and compiled: the source model as a session, the baseline of every comparison."""
 
 from __future__ import annotations
 
@@ -7,20 +7,40 @@ import torch
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import ImageInput, checked_batch
+from vitdeploy.errors import MissingDependencyError, first_line
 from vitdeploy.models.source import SourceModel
 
 
 class TorchSession:
-    """Runs the source on the CPU in float32, in inference mode."""
+    """Runs the source on the CPU in float32, in inference mode.
 
-    def __init__(self, source: SourceModel, *, threads: int | None = None) -> None:
+    With `compile` by `torch.compile`, which generates code when the first batch
+    comes and for each further batch size until sizes are taken as dynamic; it
+    raises MissingDependencyError where there is no C++ compiler.
+    """
+
+    def __init__(
+        self, source: SourceModel, *, threads: int | None = None, compile: bool = False
+    ) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
-        self._source = source
         self._takes = ImageInput((source.description.in_chans, *source.resolution))
-        self.name = "PyTorch eager fp32"
+        answering = source.answering()
+        # A module compiled in place would change the source, which others hold too.
+        self._answer = torch.compile(answering) if compile else answering
+        self.name = f"PyTorch {'compiled' if compile else 'eager'} fp32"
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         batch = checked_batch(batch, self._takes)
         # PyTorch warns of memory it may not write to.
-        return self._source.logits(batch if batch.flags.writeable else batch.copy())
+        images = torch.from_numpy(batch if batch.flags.writeable else batch.copy())
+        with torch.inference_mode():
+            try:
+                return self._answer(images).float().numpy()
+            except RuntimeError as error:
+                if "compiler" not in str(error).lower():
+                    raise
+                raise MissingDependencyError(
+                    f"PyTorch cannot compile the model: {first_line(error)}",
+                    hint="install a C++ compiler (apt install g++), or compare with eager PyTorch",
+                ) from error

@@ -17,6 +17,7 @@ from vitdeploy.cli.options import (
     output_option,
     workspace,
 )
+from vitdeploy.cli.runtime_options import runtime_options, with_runtime_options
 from vitdeploy.cli.tensorrt_options import build_options, read_build_options
 
 
@@ -64,6 +65,7 @@ from vitdeploy.cli.tensorrt_options import build_options, read_build_options
 )
 @click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
 @build_options
+@runtime_options
 @output_option
 @json_option
 def command(
@@ -99,7 +101,7 @@ def command(
     folder = output or place.output
     require_writable(folder / "engine")
     targets = None if options["target"] is None else parse_targets(options["target"])
-    how = read_build_options(options, targets)
+    how = with_runtime_options(read_build_options(options, targets), options)
     backend, why = api.choose_backend(options["backend"], targets)
     sink.note(f"backend: {backend.name} ({why})")
     on_gpu = backend.name.startswith("tensorrt")

@@ -18,6 +18,7 @@ from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions, Session
 from vitdeploy.backends.onnxruntime_ import GraphSession
+from vitdeploy.backends.options import OpenVinoOptions
 from vitdeploy.backends.torch_ import TorchSession
 from vitdeploy.errors import EngineError, InputError
 from vitdeploy.models.source import SourceModel
@@ -25,12 +26,15 @@ from vitdeploy.target import parse_targets
 
 SHAPE = (3, 32, 48)
 COMPILED = ("onnxruntime", "openvino")
+COMPILED_BY_TORCH = pytest.param("torch compiled", marks=pytest.mark.slow)
 SESSIONS = (
     "torch",
+    COMPILED_BY_TORCH,
     "onnxruntime fp32",
     "onnxruntime int8-fp32",
     "openvino fp32",
     "openvino int8-fp32",
+    "openvino throughput",
 )
 
 
@@ -49,15 +53,27 @@ def engines(
             name = f"{backend} {model.description.precision}"
             output = tmp_path_factory.mktemp("engine") / "tiny.engine"
             built[name] = registry.get(backend).build(model, BuildOptions(threads=1), output)
+    # Two requests at once, each answering a part of the batch.
+    options = BuildOptions(threads=2, openvino=OpenVinoOptions(hint="throughput"))
+    output = tmp_path_factory.mktemp("engine") / "tiny.engine"
+    built["openvino throughput"] = registry.get("openvino").build(fp32_model, options, output)
     return built
 
 
 @pytest.fixture(scope="session")
 def sessions(engines: dict[str, Engine], tiny_source: SourceModel) -> dict[str, Session]:
-    loaded: dict[str, Session] = {"torch": TorchSession(tiny_source, threads=1)}
+    loaded: dict[str, Session] = {
+        "torch": TorchSession(tiny_source, threads=1),
+        "torch compiled": TorchSession(tiny_source, threads=1, compile=True),
+    }
     for name, engine in engines.items():
-        loaded[name] = registry.get(engine.manifest.backend).load(engine, threads=1)
+        loaded[name] = load(name, engine)
     return loaded
+
+
+def load(name: str, engine: Engine) -> Session:
+    threads = 2 if name.endswith("throughput") else 1
+    return registry.get(engine.manifest.backend).load(engine, threads=threads)
 
 
 @pytest.fixture(params=SESSIONS)
@@ -180,10 +196,12 @@ def test_names_tell_runtime_and_precision(sessions: dict[str, Session]) -> None:
     names = {key: session.name for key, session in sessions.items()}
     assert names == {
         "torch": "PyTorch eager fp32",
+        "torch compiled": "PyTorch compiled fp32",
         "onnxruntime fp32": "ONNX Runtime fp32",
         "onnxruntime int8-fp32": "ONNX Runtime int8-fp32",
         "openvino fp32": "OpenVINO fp32",
         "openvino int8-fp32": "OpenVINO int8-fp32",
+        "openvino throughput": "OpenVINO fp32",
     }
 
 
@@ -195,9 +213,9 @@ def test_two_sessions_in_two_threads(
     tiny_source: SourceModel,
 ) -> None:
     session = sessions[name]
-    second: Session = TorchSession(tiny_source)
-    if name != "torch":
-        second = registry.get(name.split()[0]).load(engines[name], threads=1)
+    second: Session = TorchSession(tiny_source, compile=name.endswith("compiled"))
+    if name in engines:
+        second = load(name, engines[name])
     inputs = [images(3, seed=seed) for seed in range(8)]
     expected = [session.run(batch) for batch in inputs]
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from vitdeploy import environment
-from vitdeploy.backends import onnxruntime_
+from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.backends import onnxruntime_, registry
+from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.onnxruntime_ import GraphSession, fastest_device
+from vitdeploy.backends.options import OnnxRuntimeOptions
 from vitdeploy.errors import EngineError
 
 CUDA = "CUDAExecutionProvider"
+TENSORRT = "TensorrtExecutionProvider"
 
 
 def doubling() -> bytes:
@@ -38,9 +44,14 @@ class WithCuda:
     def get_available_providers(self) -> list[str]:
         return [CUDA, "CPUExecutionProvider"]
 
-    def InferenceSession(self, source: bytes, options: object, providers: list[str]) -> object:
+    def InferenceSession(
+        self, source: bytes, options: object, providers: list[str], enable_fallback: int
+    ) -> object:
+        assert enable_fallback == 0  # by itself it would go on with the CPU
         self.asked.append(providers)
-        session = self._true.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        session = self._true.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
         session.get_providers = lambda: [self._begins_on, "CPUExecutionProvider"]
         return session
 
@@ -71,3 +82,63 @@ def test_a_session_stays_on_the_cpu_unless_asked(tmp_path: Path) -> None:
     path = tmp_path / "double.onnx"
     path.write_bytes(doubling())
     assert GraphSession(path).run(np.ones((2, 3, 4, 4), np.float32)).shape == (2, 3, 4, 4)
+
+
+class WithGpu(WithCuda):
+    """Both of NVIDIA's providers, each begun as it was asked for."""
+
+    def get_available_providers(self) -> list[str]:
+        return [TENSORRT, CUDA, "CPUExecutionProvider"]
+
+    def InferenceSession(
+        self, source: Any, options: object, providers: list[Any], enable_fallback: int
+    ) -> object:
+        assert enable_fallback == 0
+        self.asked.append(providers)
+        session = self._true.InferenceSession(
+            source, options, providers=["CPUExecutionProvider"], enable_fallback=0
+        )
+        first = providers[0] if self._begins_on == "" else self._begins_on
+        session.get_providers = lambda: [first if isinstance(first, str) else first[0]]
+        return session
+
+
+@pytest.mark.parametrize("device", ["cuda", "tensorrt"])
+def test_an_engine_of_a_gpu(
+    device: Any,
+    fp32_model: OnnxModel,
+    fp16_model: OnnxModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It runs by the provider it was built for or not at all, and on that GPU alone."""
+    here = replace(environment.describe(), gpu="NVIDIA L4")
+    monkeypatch.setattr(environment, "describe", lambda: here)
+    runtime = WithGpu(begins_on="")
+    monkeypatch.setattr(onnxruntime_, "_runtime", lambda: runtime)
+    backend = registry.get("onnxruntime")
+    options = BuildOptions(threads=1, onnxruntime=OnnxRuntimeOptions(device=device))
+    engine = backend.build(fp16_model, options, tmp_path / "a.engine")
+    manifest = engine.manifest
+    wanted = {"cuda": CUDA, "tensorrt": TENSORRT}[device]
+    assert manifest.settings["provider"] == wanted
+    assert (manifest.targets, manifest.device) == ((device,), "NVIDIA L4")
+    session = backend.load(engine)
+    assert session.name.startswith(f"ONNX Runtime {'CUDA' if device == 'cuda' else 'TensorRT'}")
+    kept = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(tmp_path)}
+    first = CUDA if device == "cuda" else (TENSORRT, kept)
+    assert runtime.asked[-1][0] == first
+    silent = WithGpu(begins_on="CPUExecutionProvider")
+    monkeypatch.setattr(onnxruntime_, "_runtime", lambda: silent)
+    for act in (
+        lambda: backend.load(engine),
+        lambda: backend.build(fp32_model, options, tmp_path / "b.engine"),
+    ):
+        with pytest.raises(EngineError, match=f"asked for {wanted} and took CPU"):
+            act()
+    assert not (tmp_path / "b.engine").exists()
+    monkeypatch.setattr(onnxruntime_, "_runtime", lambda: runtime)
+    other = replace(here, gpu="NVIDIA T4")
+    monkeypatch.setattr(environment, "describe", lambda: other)
+    with pytest.raises(EngineError, match=r"here is .* with NVIDIA T4"):
+        backend.load(engine)
