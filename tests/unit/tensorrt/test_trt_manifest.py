@@ -14,10 +14,11 @@ from vitdeploy.artifacts.engine import read_engine
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.tensorrt.backend import TensorRTBackend
-from vitdeploy.backends.tensorrt.flavour import TENSORRT
+from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX
 from vitdeploy.backends.tensorrt.options import TensorRTOptions
-from vitdeploy.errors import EngineError
+from vitdeploy.errors import EngineError, MissingDependencyError
 from vitdeploy.progress import SILENT
+from vitdeploy.target import parse_targets
 
 WARNINGS = (
     "Skipping tactic 33 due to insufficient memory on requested size of 629145600",
@@ -102,3 +103,23 @@ def test_options_are_refused_before_there_is_a_graph() -> None:
     with pytest.raises(EngineError, match="the graph is fp8-fp16, which sm87 cannot compute"):
         backend().check_options(BuildOptions(), "fp8-fp16")
     backend().check_options(BuildOptions(), "int8-fp16")
+
+
+def test_tensorrt_builds_for_no_other_gpu_than_its_own() -> None:
+    asked = BuildOptions(targets=parse_targets("jetson-orin"))
+    backend(87).check_options(asked, "fp16")
+    with pytest.raises(EngineError, match="the GPU it runs on, sm89, not for sm87") as caught:
+        backend(89).check_options(asked, "fp16")
+    assert "--target sm89" in str(caught.value.hint)
+
+
+def test_rtx_asks_the_gpu_only_where_the_engine_is_for_it() -> None:
+    """Building for others needs neither cuda-bindings nor PyCUDA."""
+
+    def unknown() -> int:
+        raise MissingDependencyError("cuda-bindings are not here")
+
+    rtx = TensorRTBackend(TENSORRT_RTX, has_driver=lambda: True, capability=unknown)
+    rtx.check_options(BuildOptions(targets=parse_targets("sm86,sm89")), "fp16")
+    with pytest.raises(MissingDependencyError, match="cuda-bindings"):
+        rtx.check_options(BuildOptions(), "fp16")

@@ -71,7 +71,7 @@ class TensorRTBackend:
 
     def check_options(self, options: BuildOptions, precision: str) -> None:
         """Raise what `build` would, as far as it can be told without a graph."""
-        check_options(self._flavour, options, self._here(), precision=precision)
+        check_options(self._flavour, options, self._here(options), precision=precision)
 
     def build(
         self,
@@ -85,7 +85,7 @@ class TensorRTBackend:
         A CPU among the targets stands for the GPU of this machine. Raises
         EngineError, MissingDependencyError, InputError, OutputError.
         """
-        checked = check_build(self._flavour, model, options, self._here())
+        checked = check_build(self._flavour, model, options, self._here(options))
         for line in _remarks(self._flavour, model, options, checked):
             progress.note(line)
         started = time.perf_counter()
@@ -105,9 +105,12 @@ class TensorRTBackend:
         write_manifest(engine)
         return engine
 
-    def _here(self) -> Here:
+    def _here(self, options: BuildOptions) -> Here:
+        """The GPU is asked what it is only where the engine is for it."""
         has_driver = self._has_driver()
-        capability = self._capability() if has_driver else None
+        named = any(not target.is_cpu for target in options.targets)
+        is_for_it = has_driver and not (named and self._flavour.builds_for_others)
+        capability = self._capability() if is_for_it else None
         return Here(has_driver, capability, self.probe().version)
 
     def load(self, engine: Engine, *, threads: int | None = None) -> Session:

@@ -200,6 +200,13 @@ def _check_this_gpu(flavour: Flavour, targets: tuple[Target, ...], here: Here) -
             f"{flavour.label} builds for one GPU at a time, not for {names}",
             hint="build on each machine, or use --backend tensorrt-rtx",
         )
+    others = [target.name for target in targets if target.compute_capability != here.capability]
+    if here.capability is not None and others:
+        raise EngineError(
+            f"{flavour.label} builds for the GPU it runs on, sm{here.capability}, "
+            f"not for {others[0]}",
+            hint=f"build on the target machine, or give --target sm{here.capability}",
+        )
 
 
 def _check_opset(flavour: Flavour, model: OnnxModel, here: Here) -> None:

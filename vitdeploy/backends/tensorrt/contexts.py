@@ -65,8 +65,9 @@ class Loaded:
         """Write the runtime cache where it has grown; a folder that is not writable is logged."""
         if self.kernels is None or self.cache_path is None:
             return
-        content = bytes(self.kernels.serialize())
-        if content == self.known:
+        serialized = self.kernels.serialize()
+        content = b"" if serialized is None else bytes(serialized)
+        if content in (b"", self.known):
             return
         try:
             write_bytes(self.cache_path, content)
