@@ -9,10 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
+from vitdeploy import environment
 from vitdeploy.errors import InputError
 from vitdeploy.images.decoding import decode
 from vitdeploy.images.image_set import ImageItem, ImageSet
 from vitdeploy.preprocessing import Preprocessing, Size
+
+_AHEAD = 4
+"""Batches being decoded or waiting; the caller holds one more."""
 
 
 def batches(
@@ -27,31 +31,40 @@ def batches(
 
     `as_bytes` leaves the normalization to the graph: (n, height, width, channels) uint8.
 
-    Images are decoded ahead of use by a few threads; at most four batches are
-    held in memory.
+    Images are decoded ahead of use, straight into their place in the batch, by
+    as many threads as there are cores: Pillow and the runtimes let go of the
+    interpreter while they work, so neither waits for the other as long as
+    there is work for both. At most four batches are held in memory.
 
     Raises InputError naming the first image that cannot be read.
     """
-
+    height, width = size
+    channels = preprocessing.channels
+    shape = (height, width, channels) if as_bytes else (channels, height, width)
     prepare = preprocessing.apply_bytes if as_bytes else preprocessing.apply
 
-    def load(item: ImageItem) -> NDArray:
+    def load(item: ImageItem, place: NDArray) -> None:
         image = decode(item.path)
         try:
-            return prepare(image, size)
+            place[...] = prepare(image, size)
         except InputError as error:
             raise InputError(f"image {item.path}: {error}", hint=error.hint) from error
 
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        pending: deque[list[Future[NDArray]]] = deque()
+    with ThreadPoolExecutor(max_workers=environment.available_cores()) as pool:
+        pending: deque[tuple[NDArray, list[Future[None]]]] = deque()
         starts = iter(range(0, len(images), batch_size))
         try:
             while True:
-                while len(pending) < 4 and (start := next(starts, None)) is not None:
+                while len(pending) < _AHEAD and (start := next(starts, None)) is not None:
                     chunk = images.items[start : start + batch_size]
-                    pending.append([pool.submit(load, item) for item in chunk])
+                    batch = np.empty((len(chunk), *shape), np.uint8 if as_bytes else np.float32)
+                    futures = [pool.submit(load, item, batch[i]) for i, item in enumerate(chunk)]
+                    pending.append((batch, futures))
                 if not pending:
                     return
-                yield np.stack([future.result() for future in pending.popleft()])
+                batch, futures = pending.popleft()
+                for future in futures:
+                    future.result()
+                yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)

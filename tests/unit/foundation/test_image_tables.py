@@ -11,6 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitdeploy.calibration.guard import judging_images
+from vitdeploy.calibration.image_set import (
+    choose,
+    load_calibration_set,
+    save_calibration_set,
+)
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.images import decode, image_digest, scan, unreadable
 from vitdeploy.images.class_map import read_class_map
@@ -260,3 +266,27 @@ def test_a_dictionary_of_splits_asks_for_one(tmp_path: Path, cache: Path) -> Non
     with pytest.raises(InputError, match="several splits: test") as caught:
         scan(tmp_path)
     assert str(tmp_path / "test") in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("form", ["table", "parquet"])
+def test_calibration_images_come_from_the_same_places(
+    tmp_path: Path, cache: Path, form: str
+) -> None:
+    """Drawn evenly over the classes, written down and read back, with others to judge on."""
+    contents = [png(i) for i in range(100)]
+    if form == "table":
+        names = [f"pictures/{i}.png" for i in range(100)]
+        fill(tmp_path, names)
+        text = "".join(f"{name},{'ab'[i % 2]}\n" for i, name in enumerate(names))
+        (tmp_path / "train.csv").write_text(text)
+        place = tmp_path / "train.csv"
+    else:
+        place = dataset(tmp_path / "set", form, [i % 2 for i in range(100)], contents)
+    drawn = choose(scan(place), count=16, seed=1)
+    assert sorted(drawn.counts().values()) == [8, 8]
+    save_calibration_set(drawn, tmp_path / "drawn.json")
+    loaded = load_calibration_set(tmp_path / "drawn.json")
+    assert loaded.digests == drawn.digests
+    held_out = judging_images(loaded)
+    assert held_out is not None
+    assert not {image_digest(item.path) for item in held_out.items} & set(drawn.digests)
