@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import onnx
 import pytest
 from click.testing import CliRunner
 from numpy.typing import NDArray
+from trt_graphs import needs_rtx
 
 from vitdeploy import api, environment
 from vitdeploy.backends import registry
@@ -68,9 +68,7 @@ def test_backends_of_this_machine_pass(name: str) -> None:
         assert part in block
 
 
-@pytest.mark.skipif(
-    platform.system() not in ("Linux", "Windows"), reason="tensorrt-rtx: no wheel for this platform"
-)
+@needs_rtx
 @pytest.mark.skipif(environment.has_nvidia_driver(), reason="gpu: tests/gpu runs it there")
 def test_rtx_builds_and_says_that_nothing_was_run() -> None:
     found = selftest(registry.get("tensorrt-rtx"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import platform
 import subprocess
 import sys
 import textwrap
@@ -18,7 +17,7 @@ from typing import cast
 import numpy as np
 import onnx
 import pytest
-from trt_graphs import describe, model_of, qlinear_matmul, save, transformer_head
+from trt_graphs import describe, model_of, needs_rtx, qlinear_matmul, save, transformer_head
 
 from vitdeploy.artifacts.engine import Engine, read_engine
 from vitdeploy.artifacts.onnx_model import OnnxModel, Precision
@@ -37,12 +36,6 @@ from vitdeploy.errors import (
 from vitdeploy.progress import SILENT, Progress, Task
 from vitdeploy.target import parse_targets
 
-HAS_WHEEL = platform.system() in ("Linux", "Windows") and platform.machine() in (
-    "x86_64",
-    "AMD64",
-    "aarch64",
-)
-needs_rtx = pytest.mark.skipif(not HAS_WHEEL, reason="tensorrt-rtx: no wheel for this platform")
 SEVERAL = BuildOptions(targets=parse_targets("sm86,sm89,sm120"), batch=(1, 2, 8))
 
 

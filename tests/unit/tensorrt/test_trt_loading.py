@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import platform
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from trt_graphs import describe
+from trt_graphs import describe, needs_rtx, save, transformer_head
 
 from vitdeploy.artifacts.engine import Engine, EngineManifest
 from vitdeploy.backends.tensorrt.flavour import TENSORRT
 from vitdeploy.backends.tensorrt.loading import check_manifest, preflight, rebuild
 from vitdeploy.backends.tensorrt.splitting import profile_for, split
 from vitdeploy.errors import EngineError, MissingDependencyError
-
-HAS_RTX = platform.system() in ("Linux", "Windows")
 
 
 def engine(version: str = "10.3.0.26", **settings: Any) -> Engine:
@@ -66,10 +63,9 @@ def test_what_was_built_for_named_targets_is_built_for_them_again() -> None:
     assert rebuild(built).endswith("--batch 1:8:64 --target sm86,sm89")
 
 
-@pytest.mark.skipif(not HAS_RTX, reason="tensorrt-rtx: no wheel for this platform")
+@needs_rtx
 def test_the_real_preflight_tells_garbage_from_a_missing_gpu(tmp_path: Path) -> None:
     import tensorrt_rtx as trt
-    from trt_graphs import save, transformer_head
 
     from vitdeploy.backends.base import BuildOptions
     from vitdeploy.backends.tensorrt import tensorrt_rtx_backend

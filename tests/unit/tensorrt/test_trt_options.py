@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from trt_graphs import SHAPE, save, transformer_head
+from trt_graphs import SHAPE, needs_rtx, save, transformer_head
 
 from vitdeploy import environment
 from vitdeploy.artifacts.onnx_model import OnnxModel
@@ -249,6 +249,7 @@ class Notes:
         self._notes.append(text)
 
 
+@needs_rtx
 @pytest.mark.parametrize("name", RTX_BUILDS)
 def test_rtx_builds_with_it(name: str, fp16: OnnxModel, tmp_path: Path) -> None:
     engine = build(fp16, tmp_path / "out", **RTX_BUILDS[name])
@@ -263,6 +264,7 @@ def test_rtx_builds_with_it(name: str, fp16: OnnxModel, tmp_path: Path) -> None:
         assert settings["profiles"] == [[[n, *SHAPE] for n in (1, 2, 16)]]
 
 
+@needs_rtx
 def test_a_second_profile_is_really_in_the_engine(fp16: OnnxModel, tmp_path: Path) -> None:
     """Without a GPU an engine cannot be asked; that it grew by a profile can be seen."""
     one = build(fp16, tmp_path / "one", batch=(1, 8, 64))
@@ -278,6 +280,7 @@ def asked_of_the_vendor(fp16: OnnxModel, **changes: Any) -> Any:
         return run_worker(TENSORRT_RTX, fp16, request, task)
 
 
+@needs_rtx
 @pytest.mark.skipif(environment.has_nvidia_driver(), reason="gpu: there it may well build")
 @pytest.mark.parametrize(
     ("flags", "said"),
@@ -294,12 +297,14 @@ def test_what_is_refused_for_rtx_it_really_does_not_build(
         asked_of_the_vendor(fp16, flags=flags)
 
 
+@needs_rtx
 def test_rtx_really_has_no_hardware_compatibility(fp16: OnnxModel) -> None:
     built = asked_of_the_vendor(fp16, hardware_level="AMPERE_PLUS")
     assert ["Level() is unsupported" in text for text in built.warnings] == [True]
     assert asked_of_the_vendor(fp16).warnings == ()
 
 
+@needs_rtx
 def test_rtx_says_that_it_keeps_no_timings(fp16: OnnxModel, tmp_path: Path) -> None:
     notes: list[str] = []
     build(fp16, tmp_path / "out", notes, tensorrt=TensorRTOptions(timing_cache=tmp_path / "kept"))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -16,6 +18,14 @@ from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.preprocessing import Preprocessing
 
 SHAPE = (3, 4, 4)
+
+_HAS_WHEEL = platform.system() in ("Linux", "Windows") and platform.machine() in (
+    "x86_64",
+    "AMD64",
+    "aarch64",
+)
+needs_rtx = pytest.mark.skipif(not _HAS_WHEEL, reason="tensorrt-rtx: no wheel for this platform")
+"""For tests that build with TensorRT-RTX; where there is a wheel they fail without it."""
 
 
 def describe(precision: Precision, opset: int = 20) -> ModelDescription:
