@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.backends.tensorrt.flavour import Flavour
+from vitdeploy.backends.tensorrt.flavour import FLAVOURS
 from vitdeploy.backends.tensorrt.request import BuildRequest
 from vitdeploy.errors import EngineError
 from vitdeploy.target import Target
@@ -29,8 +29,6 @@ def configure(
     network: Any,
     config: Any,
     request: BuildRequest,
-    *,
-    flavour: Flavour,
     capability: int | None,
 ) -> None:
     """Set everything but the timing cache and the progress monitor.
@@ -49,7 +47,7 @@ def configure(
     if request.hardware_level:
         _set_hardware_level(trt, config, request.hardware_level)
     _add_profiles(builder, network, config, request)
-    if flavour.builds_for_others:
+    if FLAVOURS[request.flavour].builds_for_others:
         _set_targets(trt, config, request)
 
 

@@ -77,7 +77,7 @@ def build(request: BuildRequest, channel: Channel) -> dict[str, Any]:
     _parse(trt, network, logger, request)
     config = builder.create_builder_config()
     config.progress_monitor = _monitor(trt, channel)
-    configure(trt, builder, network, config, request, flavour=flavour, capability=capability)
+    configure(trt, builder, network, config, request, capability)
     gpu = "" if capability is None else open_cuda().gpu_name()
     timings = _timings(request, f"{gpu} sm{capability}", trt.__version__, channel)
     if timings is not None:
