@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy import environment
+from vitdeploy import accelerators, environment
+from vitdeploy.accelerators import Accelerators
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import require_writable
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
@@ -367,6 +368,7 @@ class Diagnosis:
     """This machine, every backend, and what is in conflict (with its remedy)."""
 
     environment: Environment
+    accelerators: Accelerators
     backends: dict[str, Availability]
     problems: list[str]
 
@@ -375,7 +377,7 @@ def doctor() -> Diagnosis:
     """Look at this machine; nothing is built or run."""
     here = environment.describe()
     backends = {name: registry.get(name).probe() for name in registry.names()}
-    return Diagnosis(here, backends, environment.conflicts(here.packages))
+    return Diagnosis(here, accelerators.look(), backends, environment.conflicts(here.packages))
 
 
 def relabelled(source: SourceModel, name: str) -> SourceModel:

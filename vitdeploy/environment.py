@@ -17,6 +17,10 @@ _INTERESTING_FEATURES = (
     "avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16", "avx512_bf16",
     "asimd", "asimddp", "i8mm", "sve",
 )  # fmt: skip
+_DRIVER_FILES = (
+    "/proc/driver/nvidia/version", "/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu",
+    "/usr/lib/wsl/lib/libcuda.so.1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,14 +85,20 @@ def installed_packages() -> dict[str, str]:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether an NVIDIA driver is loaded (server, desktop and Jetson kernels)."""
-    return any(Path(place).exists() for place in ("/proc/driver/nvidia/version", "/dev/nvhost-gpu"))
+    """Whether an NVIDIA driver is loaded (servers, desktops, Jetsons, WSL and Windows)."""
+    places = [Path(place) for place in _DRIVER_FILES]
+    if platform.system() == "Windows":
+        places = [Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll"]
+    return any(place.exists() for place in places)
 
 
 def _gpu() -> str:
     folder = Path("/proc/driver/nvidia/gpus")
     if not folder.is_dir():
-        return ""
+        # A Jetson's GPU has no name of its own but the module's.
+        board = Path("/proc/device-tree/model")
+        model = board.read_text(errors="replace").strip("\0\n ") if board.is_file() else ""
+        return model if "jetson" in model.lower() else ""
     names = []
     for information in sorted(folder.glob("*/information")):
         for line in information.read_text().splitlines():

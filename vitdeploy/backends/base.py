@@ -21,12 +21,16 @@ from vitdeploy.target import CPU, Target
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can be used here; `reason` says why not and what to install."""
+    """Whether a backend can be used here; `reason` says why not and what to install.
+
+    `devices` are those it sees, by its own names.
+    """
 
     available: bool
     version: str = ""
     reason: str = ""
     can_execute: bool = True
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

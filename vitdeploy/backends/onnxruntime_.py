@@ -180,7 +180,9 @@ class OnnxRuntimeBackend:
 
     def probe(self) -> Availability:
         try:
-            return Availability(True, _runtime().__version__)
+            runtime = _runtime()
+            providers = tuple(runtime.get_available_providers())
+            return Availability(True, runtime.__version__, devices=providers)
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
 

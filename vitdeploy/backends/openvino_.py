@@ -86,7 +86,9 @@ class OpenVinoBackend:
 
     def probe(self) -> Availability:
         try:
-            return Availability(True, _version())
+            return Availability(
+                True, _version(), devices=tuple(_runtime().Core().available_devices)
+            )
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
 
