@@ -328,6 +328,7 @@ def evaluate(
             probabilities=probabilities,
         ),
         forecast=forecasted,
+        images_digest=evaluation.digest_of(images),
     )
 
 

@@ -51,6 +51,7 @@ class EvaluationResult:
     comparison: AnyComparison
     flips: tuple[Flip, ...] = ()
     forecast: AccuracyForecast | None = None
+    images_digest: str = ""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -53,6 +53,7 @@ def assemble(evidence: Evidence) -> Report:
         score_name=first.comparison.score_name if first else "Top-1",
         evaluation_images=first.comparison.images if first else 0,
         evaluation_root=first.images_root if first else "",
+        images_digest=first.images_digest if first else "",
         rows=(*_rows(evidence), *evidence.failed),
         environment=environment.describe(),
         unreadable=first.unreadable if first else (),

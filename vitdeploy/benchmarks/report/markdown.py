@@ -61,28 +61,35 @@ def _batch_sizes(report: Report) -> list[int]:
 def to_markdown(report: Report) -> str:
     """The whole report as GitHub-flavoured Markdown; text from outside is escaped."""
     header, rows = table_rows(report)
-    lines = [f"# {_escape(report.title)}", "", f"**{_escape(report.verdict())}**", ""]
-    lines += [_line(header), _line(["---"] * len(header)), *(_line(_escaped(row)) for row in rows)]
+    lines = [f"# {escape(report.title)}", "", f"**{escape(report.verdict())}**", ""]
+    lines += [
+        table_line(header),
+        table_line(["---"] * len(header)),
+        *(table_line(_escaped(row)) for row in rows),
+    ]
     lines += ["", "## What was compared", "", *_facts(report)]
     if report.notes:
-        lines += ["", "## Notes", "", *(f"- {_escape(note)}" for note in report.notes)]
+        lines += ["", "## Notes", "", *(f"- {escape(note)}" for note in report.notes)]
     if report.quantization is not None:
         plan = report.quantization
         lines += ["", "## Quantization plan", ""]
         lines.append(
-            f"{_escape(plan.method)} on {plan.images} images: {len(plan.quantized)} nodes "
+            f"{escape(plan.method)} on {plan.images} images: {len(plan.quantized)} nodes "
             f"quantized, {len(plan.kept)} kept."
         )
         lines += [
             "",
-            *(f"- {_escape(node)}: {_escape(why)}" for node, why in plan.kept.items()),
+            *(f"- {escape(node)}: {escape(why)}" for node, why in plan.kept.items()),
         ]
         curve = fallback_rows(report)
         if curve:
-            lines += ["", "### Layers taken back to float", "", _line(curve[0])]
-            lines += [_line(["---"] * len(curve[0])), *(_line(_escaped(row)) for row in curve[1:])]
+            lines += ["", "### Layers taken back to float", "", table_line(curve[0])]
+            lines += [
+                table_line(["---"] * len(curve[0])),
+                *(table_line(_escaped(row)) for row in curve[1:]),
+            ]
     lines += ["", "## Environment and provenance", ""]
-    lines += [f"- {_escape(name)}: {_escape(value)}" for name, value in provenance(report)]
+    lines += [f"- {escape(name)}: {escape(value)}" for name, value in provenance(report)]
     return "\n".join(lines) + "\n"
 
 
@@ -202,16 +209,18 @@ def _verdict(row: ReportRow) -> str:
 
 
 def _facts(report: Report) -> list[str]:
-    return [f"- {name}: {_escape(value)}" for name, value in comparison_facts(report)]
+    return [f"- {name}: {escape(value)}" for name, value in comparison_facts(report)]
 
 
 def _escaped(cells: Iterable[str]) -> list[str]:
-    return [_escape(cell) for cell in cells]
+    return [escape(cell) for cell in cells]
 
 
-def _line(cells: Iterable[str]) -> str:
+def table_line(cells: Iterable[str]) -> str:
+    """A row of a Markdown table; the cells must be escaped."""
     return f"| {' | '.join(cells)} |"
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
+    """Text from outside, so that Markdown and HTML in it stay text."""
     return text.translate(_SPECIAL)

@@ -116,7 +116,8 @@ class Report:
     ('PyTorch eager FP32', 'reference outputs'); `native_top1` is the source's
     top-1 (of multi-label models: mAP) at `native_resolution`, `source_top1` at
     the exported one, both shares in [0, 1] and None without labels.
-    `unreadable` are images left out.
+    `unreadable` are images left out; `images_digest` names the others, in
+    whatever order (empty: nothing was evaluated, or by an older version).
     """
 
     title: str
@@ -137,6 +138,7 @@ class Report:
     flips: tuple[Flip, ...] = ()
     notes: tuple[str, ...] = ()
     score_name: str = "Top-1"
+    images_digest: str = ""
     schema_version: int = SCHEMA_VERSION
 
     def verdict(self) -> str:
