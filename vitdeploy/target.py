@@ -89,10 +89,11 @@ class Target:
 
         TensorRT fuses INT8 attention for heads of 16, 32 or 64 and at most 512
         tokens, FP8 attention from Ada on. Where it is not fused, quantizing
-        it makes it slower than FP16. A size of 0 is not known.
+        it makes it slower than FP16. A size of 0 is not known. On CPUs only
+        OpenVINO fuses it (docs/decisions/0004-quantization.md has the figures).
         """
         if self.is_cpu:
-            return f"no CPU runtime computes {numbers.upper()} attention fused"
+            return "on a CPU it would double the error for a few percent of speed"
         if numbers == "fp8":
             return "" if self.has_fp8 else f"{self.name} has no FP8"
         if runtime == "tensorrt-rtx":
