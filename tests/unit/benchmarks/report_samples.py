@@ -1,0 +1,98 @@
+"""Reports as machines would have written them, for tests of merging and of regressions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.artifacts.source import SourceDescription
+from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.statistics import ratio_interval
+from vitdeploy.benchmarks.throughput import Measurement, Speedup
+from vitdeploy.environment import Environment
+from vitdeploy.preprocessing import Preprocessing
+
+ROUNDS = 24
+CPU = Environment(
+    "Linux 6.1 x86_64", "A CPU @ 2.5 GHz", ("avx2", "avx512_vnni"), 4, 16 * 10**9, "3.11.2",
+    {"onnxruntime": "1.20", "torch": "2.9"},
+)  # fmt: skip
+JETSON = replace(CPU, system="Linux 5.15 aarch64", cpu="ARMv8", cores=8, gpu="Orin (nvgpu)")
+L4 = replace(CPU, cpu="Another CPU", gpu="NVIDIA L4")
+
+
+def accuracy(lost: int, gained: int, n: int = 5000) -> AccuracyComparison:
+    """Of `n` images, so many that the source alone, and the engine alone, have right."""
+    labels = np.arange(n) % 10
+    source, engine = labels.copy(), labels.copy()
+    source[:gained] = (labels[:gained] + 1) % 10
+    engine[gained : gained + lost] = (labels[gained : gained + lost] + 1) % 10
+    wrong = slice(n - n // 10, n)
+    source[wrong] = engine[wrong] = (labels[wrong] + 2) % 10
+    answers = [(4 * np.eye(10)[classes]).astype(np.float32) for classes in (source, engine)]
+    return compare(answers[0], answers[1], labels)
+
+
+def machine_noise(seed: int, busy: float = 1.0) -> np.ndarray:
+    """What slows the whole machine, a factor for each round."""
+    return busy * np.random.default_rng(seed).lognormal(0, 0.04, ROUNDS)
+
+
+def timing(name: str, ms: float, noise: np.ndarray, seed: int, batch: int = 8) -> Measurement:
+    own = np.random.default_rng(seed).lognormal(0, 0.01, ROUNDS)
+    return Measurement(name, batch, 3, 1, tuple((ms * noise * own).tolist()))
+
+
+def report(
+    engines: dict[str, tuple[float, AccuracyComparison | None]],
+    *,
+    seed: int = 0,
+    busy: float = 1.0,
+    environment: Environment = CPU,
+    backend: str = "onnxruntime",
+    targets: tuple[str, ...] = ("cpu",),
+    **changes: Any,
+) -> Report:
+    """`engines` by precision: ms at batch 8, and the accuracy. PyTorch takes 80 ms."""
+    source = SourceDescription(
+        "vit_tiny", "timm", "vit_tiny_patch16_224", {}, (224, 224), 3,
+        tuple(map(str, range(10))), "ef" * 32, Preprocessing(),
+    )  # fmt: skip
+    noise = machine_noise(seed, busy)
+    torch = timing("PyTorch eager fp32", 80, noise, seed + 100)
+    rows = []
+    for i, (precision, (ms, found)) in enumerate(engines.items()):
+        measured = timing(precision, ms, noise, seed + 200 + i)
+        ratio = ratio_interval(np.array(torch.samples_ms), np.array(measured.samples_ms))
+        rows.append(
+            ReportRow(
+                name=f"{backend} {precision}",
+                backend=backend,
+                precision=precision,
+                status="ok",
+                size_bytes=20_000_000,
+                targets=targets,
+                accuracy=found,
+                throughput=(measured,),
+                speedups=(Speedup(precision, torch.name, 8, *ratio),),
+            )
+        )
+    given = {
+        "title": "vit_tiny at 224x224",
+        "created": "2026-01-02T03:04:05+00:00",
+        "model": ModelDescription(source, (224, 224), "fp32", 17, "images", "logits"),
+        "source_label": "PyTorch eager fp32",
+        "native_resolution": (224, 224),
+        "native_top1": 0.9,
+        "source_top1": 0.9,
+        "evaluation_images": 5000,
+        "evaluation_root": "val",
+        "environment": environment,
+        "source_throughput": (torch,),
+        "images_digest": "12" * 32,
+    }
+    return Report(**{**given, **changes}, rows=tuple(rows))
