@@ -140,7 +140,7 @@ def regressions(
         changes.extend(_speeds((before, then), (now, there), relative, tolerance, confidence))
         changes.extend(_accuracies(then, there, confidence))
         changes.extend(_sizes(then, there, tolerance))
-    basis = "the source in the same rounds" if relative else "the time of day's machine"
+    basis = "the source in the same rounds" if relative else "their own times"
     return RegressionReport(before.created, now.created, basis, tuple(changes))
 
 

@@ -14,7 +14,7 @@ from vitdeploy.cli.options import PATH, json_option, workspace
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine, EngineManifest
     from vitdeploy.benchmarks.evaluation import EvaluationResult
-    from vitdeploy.benchmarks.report.model import AccuracyForecast
+    from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
     from vitdeploy.benchmarks.throughput import BenchmarkResult
 
 Finding = TypeVar("Finding")
@@ -23,7 +23,12 @@ _LEFT_OUT = "left out: "
 
 
 @click.command()
-@click.argument("engines", type=PATH, nargs=-1)
+@click.argument("files", metavar="[ENGINES | REPORTS]...", type=PATH, nargs=-1)
+@click.option(
+    "--baseline",
+    type=PATH,
+    help="An older report.json: what became worse is listed, and the exit code is then 10.",
+)
 @click.option(
     "-o",
     "--out",
@@ -31,19 +36,47 @@ _LEFT_OUT = "left out: "
     type=PATH,
     default="report",
     show_default=True,
-    help="Folder for report.json, report.md and report.html.",
+    help="Folder for report.json, report.md and report.html (merged.* of several reports).",
 )
 @json_option
-def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
+def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_json: bool) -> None:
     """Write what was found out about ENGINES (default: the newest engine's folder).
 
     Takes the results that `evaluate` and `benchmark` left beside the engines.
     Without arguments, every engine of the newest one's model and resolution.
 
+    Several report.json, one from each device, become one comparison.
+    With --baseline, a report (the one given, or the one just written) is
+    compared with an older one of the same machine.
+
     \b
       vitdeploy report
       vitdeploy report artifacts/*.engine -o report
+      vitdeploy report jetson/report.json l4/report.json cpu/report.json
+      vitdeploy report --baseline main/report.json
     """
+    reports = [path for path in files if path.suffix == ".json"]
+    if reports and len(reports) < len(files):
+        raise click.UsageError("give engines, or reports (.json), not both")
+    if len(reports) > 1:
+        if baseline is not None:
+            raise click.UsageError("--baseline is compared with one report, not with several")
+        _merge(reports, output, as_json)
+        return
+    if reports:
+        if baseline is None:
+            raise click.UsageError("one report is nothing to merge: give more, or --baseline")
+        from vitdeploy.benchmarks.report.model import read_report
+
+        report = read_report(reports[0])
+    else:
+        report = _of_engines(files, output, as_json and baseline is None, quiet=as_json)
+    if baseline is not None:
+        _compare(baseline, report, output, as_json)
+
+
+def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet: bool) -> Report:
+    """Write the report of engines and what lies beside them."""
     from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
     from vitdeploy.benchmarks.report import markdown
@@ -67,10 +100,45 @@ def command(engines: tuple[Path, ...], output: Path, as_json: bool) -> None:
     report, written = api.report(evidence, output)
     if as_json:
         click.echo(written["json"].read_text(encoding="utf-8"))
+    elif not quiet:
+        console.table(*markdown.table_rows(report))
+        click.echo(report.verdict())
+        click.echo("written: " + ", ".join(str(path) for path in written.values()))
+    return report
+
+
+def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
+    """Several devices as one comparison."""
+    from vitdeploy.benchmarks.merge import merge, table_rows, write_merged
+    from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.pipeline import now
+
+    merged = merge([read_report(path) for path in paths], created=now())
+    written = write_merged(merged, output)
+    if as_json:
+        click.echo(written["json"].read_text(encoding="utf-8"))
         return
-    console.table(*markdown.table_rows(report))
-    click.echo(report.verdict())
+    console.table(*table_rows(merged))
+    click.echo(merged.verdict())
     click.echo("written: " + ", ".join(str(path) for path in written.values()))
+
+
+def _compare(baseline: Path, report: Report, output: Path, as_json: bool) -> None:
+    """List what changed since `baseline`. Raises GateFailedError where something became worse."""
+    from vitdeploy.artifacts.files import to_json, write_text
+    from vitdeploy.benchmarks.regressions import regressions
+    from vitdeploy.benchmarks.report.model import read_report
+
+    found = regressions(read_report(baseline), report)
+    written = output / "regressions.json"
+    write_text(written, to_json(found))
+    if as_json:
+        click.echo(written.read_text(encoding="utf-8"))
+    else:
+        for change in found.changes:
+            click.echo(change.in_words())
+        click.echo(f"speeds are compared by {found.speed_basis}; written: {written}")
+    found.require_none()
 
 
 class _Notes:

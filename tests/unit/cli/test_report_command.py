@@ -1,0 +1,82 @@
+"""`vitdeploy report` of reports: merging, and the exit code for CI."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from report_samples import L4, accuracy, report
+
+from vitdeploy.artifacts.files import to_json
+from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.cli import cli
+from vitdeploy.errors import GateFailedError, InputError
+
+FINE = accuracy(9, 7)
+BEFORE = report({"int8-fp32": (25, FINE)}, seed=1)
+
+
+def written(folder: Path, name: str, content: Report) -> str:
+    path = folder / name
+    path.write_text(to_json(content), encoding="utf-8")
+    return str(path)
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(cli, ["report", *arguments], catch_exceptions=True)
+
+
+def test_two_devices_become_one_comparison(tmp_path: Path) -> None:
+    on_gpu = report({"fp16": (4, FINE)}, environment=L4, backend="tensorrt", targets=("sm89",))
+    names = written(tmp_path, "cpu.json", BEFORE), written(tmp_path, "l4.json", on_gpu)
+    found = run(*names, "-o", str(tmp_path / "out"))
+    assert found.exit_code == 0, found.output
+    assert "FP16 on TensorRT on NVIDIA L4 is the fastest" in found.output
+    assert "at 224x224: 2 devices" in (tmp_path / "out/merged.md").read_text()
+    found = run(*names, "--json", "-o", str(tmp_path / "out"))
+    devices = json.loads(found.stdout)["devices"]
+    assert [device["name"] for device in devices] == ["A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4"]
+
+
+def test_other_images_are_not_merged(tmp_path: Path) -> None:
+    other = replace(BEFORE, images_digest="00" * 32)
+    found = run(written(tmp_path, "a.json", BEFORE), written(tmp_path, "b.json", other))
+    assert isinstance(found.exception, InputError)
+    assert "the images differ" in str(found.exception)
+
+
+def test_a_regression_is_listed_and_fails(tmp_path: Path) -> None:
+    later = report({"int8-fp32": (30, FINE)}, seed=2)
+    old, new = written(tmp_path, "old.json", BEFORE), written(tmp_path, "new.json", later)
+    found = run(new, "--baseline", old, "-o", str(tmp_path))
+    assert isinstance(found.exception, GateFailedError)
+    assert found.exception.exit_code == 10
+    assert "onnxruntime int8-fp32, speed at batch 8:" in found.output
+    assert "worse" in found.output
+    kept = json.loads((tmp_path / "regressions.json").read_text())
+    assert kept["changes"][0]["judgement"] == "worse"
+
+
+def test_nothing_worse_passes(tmp_path: Path) -> None:
+    later = report({"int8-fp32": (25, FINE)}, seed=2, busy=1.3)
+    old, new = written(tmp_path, "old.json", BEFORE), written(tmp_path, "new.json", later)
+    found = run(new, "--baseline", old, "-o", str(tmp_path))
+    assert found.exit_code == 0, found.output
+    assert "compared by the source in the same rounds" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["a.json", "b.engine"], "not both"),
+        (["a.json"], "one report is nothing to merge"),
+        (["a.json", "b.json", "--baseline", "c.json"], "with one report"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments: list[str], why: str) -> None:
+    found = run(*arguments)
+    assert found.exit_code == 2
+    assert why in " ".join(found.output.split())
