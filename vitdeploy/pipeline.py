@@ -26,6 +26,7 @@ from vitdeploy.errors import (
     InconclusiveError,
     InputError,
     MissingDependencyError,
+    VitDeployError,
 )
 from vitdeploy.images import ImageSet, scan
 from vitdeploy.progress import SILENT, Progress
@@ -66,29 +67,49 @@ def run(
     folder: Path,
     *,
     notes: Sequence[str] = (),
+    keep_going: bool = False,
     progress: Progress = SILENT,
 ) -> Report:
     """Build every engine, judge and time those that run here, and assemble the report.
 
-    An engine that cannot be built becomes a failed row; the others go on.
+    An engine that cannot be built becomes a failed row; the others go on. So
+    does, to `keep_going`, one whose comparison is void (answers that are not
+    finite, or one class only); it raises GateFailedError otherwise.
     """
     engines: list[Engine] = []
+    planned: dict[str, EnginePlan] = {}
     failed: list[ReportRow] = []
     for plan in plans:
         try:
             engines.append(_build(plan, folder, progress))
+            planned[engines[-1].manifest.engine_digest] = plan
         except (EngineError, MissingDependencyError) as error:
             failed.append(_failed_row(plan, error))
             progress.note(f"failed: {plan.backend} {plan.graph.description.precision}: {error}")
     runnable = [engine for engine in engines if _runs_here(engine)]
     evaluations: dict[str, EvaluationResult] = {}
-    for engine in runnable:
-        evaluations[engine.manifest.engine_digest] = api.evaluate(
-            engine,
-            judgement.baseline,
-            judgement.images,
-            max_drop_points=judgement.max_drop_points,
-            progress=progress,
+    for engine in tuple(runnable):
+        digest = engine.manifest.engine_digest
+        try:
+            evaluations[digest] = api.evaluate(
+                engine,
+                judgement.baseline,
+                judgement.images,
+                max_drop_points=judgement.max_drop_points,
+                progress=progress,
+            )
+        except (EngineError, GateFailedError) as error:
+            if not keep_going:
+                raise
+            failed.append(_failed_row(planned[digest], error))
+            progress.note(f"failed: {engine.path.name}: {error}")
+            runnable.remove(engine)
+            engines.remove(engine)
+    if not engines and keep_going:
+        raise EngineError(
+            "no engine of the plan could be built and judged: "
+            + "; ".join(f"{row.name}: {row.note}" for row in failed),
+            hint="`vitdeploy doctor` shows what is missing here",
         )
     benchmark = None
     if runnable:
@@ -253,7 +274,7 @@ def _runs_here(engine: Engine) -> bool:
     return registry.get(engine.manifest.backend).probe().can_execute
 
 
-def _failed_row(plan: EnginePlan, error: EngineError | MissingDependencyError) -> ReportRow:
+def _failed_row(plan: EnginePlan, error: VitDeployError) -> ReportRow:
     precision = plan.graph.description.precision
     name = f"{plan.backend} {precision}" + (f" {plan.targets}" if plan.targets else "")
     return ReportRow(

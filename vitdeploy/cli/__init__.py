@@ -31,6 +31,8 @@ _COMMANDS = {
     "diagnose": ("diagnose", "Where an engine loses its source's answers: stage, then layer."),
     "benchmark": ("benchmark", "Time engines interleaved with their source."),
     "predict": ("predict", "Labels and scores of images, from any engine or graph."),
+    "package": ("package", "Pack graphs, images and answers for a device that builds itself."),
+    "run-kit": ("run_kit", "On the device: build, judge and time what was packed."),
     "report": ("report", "Write the findings as JSON, Markdown and HTML."),
     "inspect": ("inspect", "What a graph or engine holds; its positions before and after."),
     "selftest": ("selftest", "Whether a backend works on this machine: build, compare, time."),

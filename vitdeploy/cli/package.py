@@ -1,0 +1,147 @@
+"""`vitdeploy package`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from vitdeploy.cli import console
+from vitdeploy.cli.options import (
+    PATH,
+    SEED,
+    Finite,
+    json_option,
+    model_options,
+    requested_model,
+    threads_option,
+    workspace,
+)
+
+if TYPE_CHECKING:
+    from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
+    from vitdeploy.artifacts.reference import ReferenceOutputs
+    from vitdeploy.artifacts.source import SourceDescription
+    from vitdeploy.images import ImageSet
+    from vitdeploy.workspace import Workspace
+
+
+@click.command()
+@click.argument("graphs", type=PATH, nargs=-1)
+@click.option(
+    "--format", "kind", type=click.Choice(["kit"]), default="kit", show_default=True, help="What."
+)
+@click.option("--data", type=PATH, help="Labelled or unlabelled images to take the subset from.")
+@click.option(
+    "--images", "count", type=click.IntRange(1, 1_000_000), default=500, show_default=True
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Draw of the subset.")
+@click.option("--reference", type=PATH, help="Stored outputs of the source: no PyTorch needed.")
+@click.option(
+    "--max-drop",
+    type=Finite(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Points of accuracy that an engine may lose on the device.",
+)
+@click.option(
+    "--wheel", "wheels", type=PATH, multiple=True, help="A wheel that the device cannot download."
+)
+@click.option("--constraints", type=PATH, help="Versions for the device's pip, as in constraints/.")
+@click.option(
+    "-o",
+    "--out",
+    "output",
+    type=PATH,
+    default="kit.zip",
+    show_default=True,
+    help="A .zip or folder.",
+)
+@model_options
+@threads_option
+@json_option
+def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
+    """Pack GRAPHS (default: the newest) for a device that must build its engines itself.
+
+    A kit holds the graphs, a subset of the evaluation images, the source's
+    answers on them, and one command that builds, judges and times engines on
+    the device without PyTorch, and leaves a report to bring back.
+
+    \b
+      vitdeploy package fp16.onnx int8.onnx --data val/ --model my_vit.safetensors -o kit.zip
+      vitdeploy package fp16.onnx --data val/ --reference source.npz
+    """
+    from vitdeploy.artifacts.files import require_file
+    from vitdeploy.errors import InputError
+    from vitdeploy.kit import KitContent, pack, subset
+
+    sink = console.progress()
+    place = workspace(sink.note)
+    for given in (*options["wheels"], *filter(None, [options["constraints"]])):
+        require_file(given, what="file for the kit")
+    found = [place.graph(path) for path in graphs or (None,)]
+    models = [model for model in found if model is not None]
+    if not models:
+        raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
+    images = place.evaluation(options["data"], _labels_apart(models[0].description))
+    if images is None:
+        raise InputError("no evaluation images were named", hint="give --data FOLDER")
+    images = subset(images, options["count"], options["seed"])
+    content = KitContent(
+        graphs=models,
+        reference=_reference(models[0], images, place, options, sink),
+        images=images,
+        max_drop_points=options["max_drop"],
+        wheels=options["wheels"],
+        constraints=options["constraints"],
+    )
+    kit = pack(content, output)
+    size = output.stat().st_size if output.is_file() else _size(output)
+    record = {"path": str(output), "size_bytes": size, "graphs": list(kit.graphs)}
+    text = (
+        f"{output}\n  {len(kit.graphs)} graphs of {kit.model}, {len(images)} images with the "
+        f"source's answers: {size / 1e6:.1f} MB\n  on the device: unpack it, then sh run.sh"
+    )
+    console.emit(as_json, {**record, "images": len(images)}, text)
+
+
+def _labels_apart(model: ModelDescription) -> SourceDescription:
+    """The source; without its labels where nothing is judged by them, so any folder will do."""
+    from dataclasses import replace
+
+    from vitdeploy.benchmarks.kinds import kind_of
+
+    judged = kind_of(model.source.task, model.output) in ("classes", "multilabel")
+    return model.source if judged else replace(model.source, labels=())
+
+
+def _reference(
+    model: OnnxModel, images: ImageSet, place: Workspace, options: dict[str, Any], sink: Any
+) -> ReferenceOutputs:
+    """The source's answers: stored ones, or PyTorch's."""
+    from dataclasses import replace
+
+    from vitdeploy import api
+    from vitdeploy.artifacts import reference as references
+    from vitdeploy.benchmarks.evaluation import reference_outputs
+    from vitdeploy.cli.options import MODEL_KEYS
+
+    if options["reference"] is not None:
+        return references.load(options["reference"])
+    asked = requested_model(None, {key: options[key] for key in MODEL_KEYS})
+    source = api.load_model(place.model_request(asked))
+    api.require_same_source(source.description, model.description)
+    source = replace(source, output=model.description.output)
+    baseline = api.baseline_from_source(
+        source,
+        model.description.resolution,
+        images,
+        threads=options["threads"],
+        progress=sink,
+    )
+    return reference_outputs(baseline.logits, images, model.description)
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

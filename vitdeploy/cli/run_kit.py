@@ -1,0 +1,75 @@
+"""`vitdeploy run-kit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vitdeploy.cli import console
+from vitdeploy.cli.options import LARGEST_BATCH, PATH, Finite, Numbers, json_option
+
+if TYPE_CHECKING:
+    from vitdeploy.benchmarks.report.model import Report
+
+
+@click.command()
+@click.argument("kit", type=PATH, default=Path())
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    help="Build with this one; may be given again.  [default: the one `auto` stands for]",
+)
+@click.option(
+    "-b", "--batch", type=Numbers(int, most=LARGEST_BATCH), default="1,8", show_default=True
+)
+@click.option(
+    "--seconds",
+    type=Finite(min=1),
+    default=60,
+    show_default=True,
+    help="Time engines for at most so long per batch size.",
+)
+@json_option
+def command(
+    kit: Path, backends: tuple[str, ...], batch: tuple[int, ...], seconds: float, as_json: bool
+) -> None:
+    """Build, judge and time the engines of KIT, a folder that `vitdeploy package` made.
+
+    The source's stored answers stand for PyTorch, which is not needed. Writes
+    results/report.html and results.zip into the kit. Exits with 0 where the
+    accuracy holds, 10 where it does not, 11 where images are too few to tell,
+    and 6 where an engine of the kit could not be built or run.
+    """
+    from vitdeploy import pipeline
+    from vitdeploy.benchmarks.report import markdown
+    from vitdeploy.kit import run_kit
+
+    report, archive = run_kit(
+        kit, backends=backends, batch_sizes=batch, seconds=seconds, progress=console.progress()
+    )
+    if as_json:
+        click.echo((kit / "results" / "report.json").read_text(encoding="utf-8"))
+    else:
+        console.table(*markdown.table_rows(report))
+        click.echo(report.verdict())
+        click.echo(f"bring back: {archive}")
+    pipeline.require_passing(report)
+    _require_engines(report)
+
+
+def _require_engines(report: Report) -> None:
+    """Raise EngineError where an engine failed, or none ran: then too little was proved."""
+    from vitdeploy.errors import EngineError
+
+    failed = [f"{row.name} ({row.note})" for row in report.rows if row.status == "failed"]
+    judged = [row for row in report.rows if row.accuracy is not None]
+    if failed or not judged:
+        raise EngineError(
+            f"{len(failed)} of {len(report.rows)} engines failed here: {'; '.join(failed)}"
+            if failed
+            else "no engine of this kit runs here",
+            hint="the report says why for each; `vitdeploy doctor` shows what is missing",
+        )
