@@ -70,7 +70,7 @@ def look(
     ask = ask or _ask
     jetson = _jetson(root, ask)
     toolkit = _toolkit(root)
-    nvml = nvml or _import_nvml()
+    nvml = nvml or import_nvml()
     if nvml is not None:
         found = _by_nvml(nvml, is_jetson=jetson is not None)
         if found is not None:
@@ -91,26 +91,26 @@ def _by_nvml(nvml: Any, *, is_jetson: bool) -> tuple[str, str, tuple[Gpu, ...]] 
     except nvml.NVMLError:
         return None
     try:
-        cuda = _value(nvml, "nvmlSystemGetCudaDriverVersion") or 0
+        cuda = nvml_value(nvml, "nvmlSystemGetCudaDriverVersion") or 0
         gpus = []
-        for index in range(_value(nvml, "nvmlDeviceGetCount") or 0):
-            handle = _value(nvml, "nvmlDeviceGetHandleByIndex", index)
-            major_minor = _value(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-            memory = None if is_jetson else _value(nvml, "nvmlDeviceGetMemoryInfo", handle)
+        for index in range(nvml_value(nvml, "nvmlDeviceGetCount") or 0):
+            handle = nvml_value(nvml, "nvmlDeviceGetHandleByIndex", index)
+            major_minor = nvml_value(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+            memory = None if is_jetson else nvml_value(nvml, "nvmlDeviceGetMemoryInfo", handle)
             gpus.append(
                 Gpu(
-                    _text(_value(nvml, "nvmlDeviceGetName", handle)) or "NVIDIA GPU",
+                    _text(nvml_value(nvml, "nvmlDeviceGetName", handle)) or "NVIDIA GPU",
                     ".".join(map(str, major_minor or ())),
                     None if memory is None else int(memory.total),
                 )
             )
-        driver = _text(_value(nvml, "nvmlSystemGetDriverVersion"))
+        driver = _text(nvml_value(nvml, "nvmlSystemGetDriverVersion"))
         return driver, f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else "", tuple(gpus)
     finally:
         nvml.nvmlShutdown()
 
 
-def _value(nvml: Any, name: str, *arguments: Any) -> Any:
+def nvml_value(nvml: Any, name: str, *arguments: Any) -> Any:
     """What a call answers; None where this device does not support it, as Jetsons do not."""
     try:
         return getattr(nvml, name)(*arguments)
@@ -122,7 +122,8 @@ def _text(value: Any) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value or "")
 
 
-def _import_nvml() -> Any | None:
+def import_nvml() -> Any | None:
+    """The module pynvml (package nvidia-ml-py), None where it is not installed."""
     try:
         import pynvml  # pyright: ignore[reportMissingImports]
     except ImportError:

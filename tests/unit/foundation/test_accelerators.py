@@ -31,7 +31,7 @@ def silent(command: list[str]) -> str:
 
 @pytest.fixture(autouse=True)
 def no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators, "_import_nvml", lambda: None)
+    monkeypatch.setattr(accelerators, "import_nvml", lambda: None)
 
 
 class Nvml:
