@@ -174,6 +174,9 @@ def test_calibration_error_is_the_mean_gap_of_the_bins() -> None:
     )
     honest = np.array([generator.choice(6, p=row) for row in generator.dirichlet(np.ones(6), 1)])
     assert statistics.calibration_error(np.eye(6)[honest], honest) == 0.0
+    # On the edge of a step a confidence belongs to the step below: (0, 0.5] and (0.5, 1].
+    edges = np.array([[0.5, 0.5], [0.75, 0.25]])
+    assert statistics.calibration_error(edges, np.array([1, 0]), 2) == pytest.approx(0.375)
     ninety = np.tile([0.9, 0.1], (10, 1))
     assert statistics.calibration_error(ninety, np.array([0] * 9 + [1])) == pytest.approx(0)
 
