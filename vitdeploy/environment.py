@@ -101,7 +101,7 @@ def _gpu() -> str:
         return model if "jetson" in model.lower() else ""
     names = []
     for information in sorted(folder.glob("*/information")):
-        for line in information.read_text().splitlines():
+        for line in information.read_text(errors="replace").splitlines():
             if line.startswith("Model:"):
                 names.append(line.split(":", 1)[1].strip())
     return ", ".join(names)
