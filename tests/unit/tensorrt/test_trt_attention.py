@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from trt_graphs import needs_rtx
 
 from vitdeploy.artifacts.onnx_model import OnnxModel, Quantization, read_onnx_model
+from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.tensorrt.attention import why_not_fused
+from vitdeploy.backends.tensorrt.backend import TensorRTBackend
+from vitdeploy.backends.tensorrt.flavour import TENSORRT_RTX
 from vitdeploy.calibration.plan import plan
 from vitdeploy.calibration.qdq import insert_qdq
 from vitdeploy.demo import assets
 from vitdeploy.graph import files
+from vitdeploy.progress import SILENT
 from vitdeploy.target import parse_targets
 
 ORIN = parse_targets("sm87")
@@ -64,3 +70,26 @@ def test_a_graph_that_is_not_quantized_is_not_read(tmp_path: Path) -> None:
     model = read_onnx_model(assets.GRAPH)
     absent = replace(model, path=tmp_path / "absent.onnx")
     assert list(why_not_fused(absent, ORIN, "tensorrt")) == []
+
+
+@needs_rtx
+def test_it_is_said_before_the_build(quantized: OnnxModel, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Notes:
+        def task(self, description: str, total: int | None = None) -> Any:
+            said.append("the build")
+            return SILENT.task(description, total)
+
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    backend = TensorRTBackend(TENSORRT_RTX, has_driver=lambda: False)
+    options = BuildOptions(targets=parse_targets("sm89"), batch=(1, 1, 1))
+    backend.build(quantized, options, tmp_path / "int8.engine", Notes())
+    assert said[-1] == "the build"
+    assert ["INT8 attention that sm89 may compute slower" in text for text in said] == [
+        False,
+        True,
+        False,
+    ]

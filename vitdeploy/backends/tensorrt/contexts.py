@@ -104,7 +104,6 @@ def _with_runtime_cache(trt: Any, runtime: Any, engine: Any, artifact: Engine, l
     known = path.read_bytes() if path.is_file() else b""
     if known and not kernels.deserialize(known):
         _record.warning("%s is of another GPU or version and is written anew", path.name)
-        known = b""
     log.errors.clear()
     log.expect(settings.set_runtime_cache(kernels))
     context = log.expect(engine.create_execution_context(settings))
