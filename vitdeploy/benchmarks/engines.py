@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session, image_input
-from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig, measure_interleaved
+from vitdeploy.benchmarks.throughput import (
+    BenchmarkResult,
+    TimedEngine,
+    TimingConfig,
+    measure_interleaved,
+)
+from vitdeploy.benchmarks.timing_guards import settle
 from vitdeploy.errors import InputError
 from vitdeploy.progress import SILENT, Progress
 
@@ -34,10 +40,13 @@ def measure_engines(
     baseline: Session | None,
     *,
     batch_sizes: Sequence[int],
+    variants: Sequence[Session] = (),
     config: TimingConfig | None = None,
     progress: Progress = SILENT,
 ) -> BenchmarkResult:
     """Time loaded `engines` on the same seeded noise, one comparison per batch size.
+
+    `variants` are other forms of the baseline, which take part in every round.
 
     Engines that normalize in the graph get the bytes that the others, and the
     baseline, get normalized. Raises InputError where sizes differ, and what
@@ -51,7 +60,7 @@ def measure_engines(
     for size in batch_sizes:
         pixels = generator.integers(0, 256, (size, height, width, channels), dtype=np.uint8)
         floats = preprocessing.normalize_bytes(pixels)
-        fed: list[Session] = [] if baseline is None else [baseline]
+        fed: list[Session] = [] if baseline is None else [baseline, *variants]
         for engine, session, name in zip(engines, sessions, names, strict=True):
             takes = image_input(engine.manifest.model)
             fed.append(_Fed(name, session, pixels if takes.dtype == "uint8" else floats))
@@ -61,6 +70,11 @@ def measure_engines(
         has_source=baseline is not None,
         source_label=names[0] if baseline is None else baseline.name,
         comparisons=tuple(comparisons),
+        source_variants=() if baseline is None else tuple(v.name for v in variants),
+        engines=tuple(
+            TimedEngine(engine.manifest.backend, engine.manifest.model.precision)
+            for engine in engines
+        ),
     )
 
 
@@ -74,6 +88,9 @@ class _Fed:
 
     def run(self, batch: NDArray) -> NDArray[np.float32]:
         return self.session.run(self.own)
+
+    def synchronize(self) -> None:
+        settle(self.session)
 
 
 def _distinct_names(engines: Sequence[Engine], sessions: Sequence[Session]) -> list[str]:

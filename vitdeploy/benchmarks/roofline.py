@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
@@ -13,9 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.backends.base import Session
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.throughput import Measurement
 from vitdeploy.benchmarks.timing_guards import Clock, stopwatch
 from vitdeploy.errors import UnstableMeasurementError
+
+if TYPE_CHECKING:
+    from vitdeploy.benchmarks.throughput import Measurement
 
 _SIDE = 1024
 _CHAIN = 4

@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.machine import Conditions, Energy
+from vitdeploy.benchmarks.memory import PeakMemory
+from vitdeploy.benchmarks.roofline import MachinePeak, RooflineShare
 from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.benchmarks.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
 from vitdeploy.errors import InputError, UnstableMeasurementError
@@ -121,21 +124,38 @@ class ThroughputComparison:
 
 
 @dataclass(frozen=True)
+class TimedEngine:
+    """What a timed engine is."""
+
+    backend: str
+    precision: str
+
+
+@dataclass(frozen=True)
 class BenchmarkResult:
     """Timings of several engines at several batch sizes, as in 'benchmark.json'.
 
     `engine_digests` are in the order of the measurements, which begin with
-    the source where `has_source` is set.
+    the source where `has_source` is set, and with its other forms
+    (`source_variants`: compiled, half precision) after that. `engines` are in
+    the order of the digests. `conditions` are those before and after.
     """
 
     engine_digests: tuple[str, ...]
     has_source: bool
     source_label: str
     comparisons: tuple[ThroughputComparison, ...]
+    source_variants: tuple[str, ...] = ()
+    engines: tuple[TimedEngine, ...] = ()
+    conditions: tuple[Conditions, ...] = ()
+    peak: MachinePeak | None = None
+    shares: tuple[RooflineShare, ...] = ()
+    energy: tuple[Energy, ...] = ()
+    memory: tuple[PeakMemory, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
-        sessions = len(self.engine_digests) + self.has_source
+        sessions = len(self.engine_digests) + self.first_engine
         counts = {len(comparison.measurements) for comparison in self.comparisons}
         if counts != {sessions} or not self.engine_digests:
             raise InputError(
@@ -143,9 +163,29 @@ class BenchmarkResult:
                 hint="measure again",
             )
 
+    @property
+    def first_engine(self) -> int:
+        """Where in the measurements engines begin."""
+        return self.has_source + len(self.source_variants)
+
+    def fastest_source(self, position: int) -> Measurement | None:
+        """Of the source's forms, the fastest in one comparison; None where none was timed."""
+        forms = self.comparisons[position].measurements[: self.first_engine]
+        return min(forms, key=Measurement.p50_ms, default=None)
+
+    def fair_speedups_of(self, digest: str) -> tuple[Speedup, ...]:
+        """Per batch size, against the fastest of PyTorch's forms there; from the raw samples."""
+        found = []
+        for position, measured in enumerate(self.measurements_of(digest)):
+            best = self.fastest_source(position)
+            if best is not None:
+                ratio = ratio_interval(np.array(best.samples_ms), np.array(measured.samples_ms))
+                found.append(Speedup(measured.name, best.name, measured.batch, *ratio))
+        return tuple(found)
+
     def measurements_of(self, digest: str) -> tuple[Measurement, ...]:
         """One measurement per batch size of the engine with this digest."""
-        position = self.engine_digests.index(digest) + self.has_source
+        position = self.engine_digests.index(digest) + self.first_engine
         return tuple(comparison.measurements[position] for comparison in self.comparisons)
 
     def speedups_of(self, digest: str) -> tuple[Speedup, ...]:

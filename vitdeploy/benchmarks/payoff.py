@@ -1,0 +1,102 @@
+"""Did INT8 pay? FP32, FP16 and INT8 of each runtime side by side, at each batch size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitdeploy.benchmarks.statistics import ratio_interval
+from vitdeploy.benchmarks.throughput import BenchmarkResult, Measurement, TimedEngine
+
+_QUANTIZED = ("int8", "fp8")
+
+
+@dataclass(frozen=True)
+class Payoff:
+    """One runtime at one batch size: what quantizing gained over its best float engine.
+
+    `ms_per_image` has (precision, median) of each engine, in the order they
+    were measured. `ratio` is how many times as fast as `float_precision` the
+    quantized engine is, with its 95 % interval; None where one kind is missing.
+    """
+
+    backend: str
+    batch: int
+    ms_per_image: tuple[tuple[str, float], ...]
+    quantized_precision: str | None
+    float_precision: str | None
+    ratio: tuple[float, float, float] | None
+
+    @property
+    def paid(self) -> bool | None:
+        """True or False where the interval is on one side of 1, None where that is open."""
+        if self.ratio is None:
+            return None
+        _, low, high = self.ratio
+        return True if low > 1 else False if high < 1 else None
+
+    def in_words(self) -> str:
+        """'onnxruntime at batch 8: int8-fp32 paid, 2.0x (1.9 to 2.1) as fast as fp32.'"""
+        where = f"{self.backend} at batch {self.batch}"
+        if self.ratio is None:
+            missing = "quantized" if self.quantized_precision is None else "float"
+            return f"{where}: no {missing} engine was timed, so whether INT8 pays is not known."
+        ratio, low, high = self.ratio
+        told = {
+            True: "paid",
+            False: "did not pay",
+            None: "made no difference that could be told",
+        }[self.paid]
+        return (
+            f"{where}: {self.quantized_precision} {told}, {ratio:.2f}x ({low:.2f} to {high:.2f}) "
+            f"as fast as {self.float_precision}."
+        )
+
+
+def payoffs(result: BenchmarkResult) -> tuple[Payoff, ...]:
+    """One entry for each runtime and batch size, from the raw samples of the same rounds.
+
+    Of several engines of one kind the fastest is taken: INT8 has to beat the
+    best that float does. Empty for results of older versions, which do not say
+    what their engines are.
+    """
+    if not result.engines:
+        return ()
+    backends = dict.fromkeys(engine.backend for engine in result.engines)
+    return tuple(
+        _payoff(backend, comparison.batch, list(_of(result, backend, comparison.measurements)))
+        for backend in backends
+        for comparison in result.comparisons
+    )
+
+
+def _of(
+    result: BenchmarkResult, backend: str, measurements: Sequence[Measurement]
+) -> Iterator[tuple[TimedEngine, Measurement]]:
+    own = measurements[result.first_engine :]
+    for engine, measured in zip(result.engines, own, strict=True):
+        if engine.backend == backend:
+            yield engine, measured
+
+
+def _payoff(backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measurement]]) -> Payoff:
+    fastest: dict[bool, tuple[str, Measurement]] = {}
+    for engine, measured in found:
+        kind = engine.precision.startswith(_QUANTIZED)
+        if kind not in fastest or measured.p50_ms() < fastest[kind][1].p50_ms():
+            fastest[kind] = engine.precision, measured
+    ratio = None
+    if len(fastest) == 2:
+        slow, quick = (np.array(fastest[kind][1].samples_ms) for kind in (False, True))
+        ratio = ratio_interval(slow, quick)
+    nothing = (None, None)
+    return Payoff(
+        backend,
+        batch,
+        tuple((engine.precision, measured.ms_per_image()) for engine, measured in found),
+        fastest.get(True, nothing)[0],
+        fastest.get(False, nothing)[0],
+        ratio,
+    )
