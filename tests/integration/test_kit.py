@@ -118,8 +118,8 @@ def test_an_engine_that_lost_its_answers_fails(kit: Path, device: dict[str, str]
     logits[::3] = np.roll(logits[::3], 1, axis=1)
     planted(kit, logits)
     arguments = [str(kit / "run_kit.py"), "--seconds", "1", "--batch", "1"]
-    refused = python(arguments, kit.parent, device)
-    require_one_error(refused, 2, "reference.npz is not as it was packed", "again")
+    with pytest.raises(InputError, match=r"reference\.npz is not as it was packed"):
+        read_kit(kit)
     accepted(kit)
     done = python([*arguments, "--backend", "onnxruntime"], kit.parent, device)
     report = json.loads((kit / "results" / "report.json").read_text())
@@ -222,3 +222,24 @@ def test_a_folder_holds_what_the_device_cannot_download(
     assert (folder / "requirements.txt").read_text().strip() == written.requirement
     if shutil.which("sh"):
         subprocess.run(["sh", "-n", str(folder / "run.sh")], check=True)
+
+
+@pytest.mark.slow
+def test_typed_graphs_are_made_for_the_device(tmp_path: Path, device: dict[str, str]) -> None:
+    """From the float32 graph, without PyTorch: what Orin computes in, attention too."""
+    arguments = [
+        *("-m", "vitdeploy", "package", GRAPH, "--fp16", "--int8", "--images", "20"),
+        *("--calib-images", "16"),
+        *("--calib", str(assets.images_folder("calibration")), "--reference", REFERENCE),
+        *("--data", str(assets.images_folder("evaluation")), "-o", "kit"),
+    ]
+    done = python(arguments, tmp_path, device)
+    assert done.code == 0, done.errors
+    kit = read_kit(tmp_path / "kit")
+    models = [read_onnx_model(tmp_path / "kit" / name).description for name in kit.graphs]
+    assert [model.precision for model in models] == ["fp32", "fp16", "int8-fp16"]
+    quantization = models[2].quantization
+    assert quantization is not None
+    assert any("attn/MatMul" in name for name in quantization.quantized)
+    refused = python([*arguments, "--fp8"], tmp_path, device)
+    require_one_error(refused, 2, "jetson-orin has no FP8", "jetson-thor")

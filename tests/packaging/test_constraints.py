@@ -41,10 +41,12 @@ def pins() -> dict[str, Version]:
 
 
 def asked() -> list[Requirement]:
-    """What `pip install vitdeploy`, [cpu], [tensorrt] and [report] ask for there."""
+    """What `pip install vitdeploy`, [cpu], [tensorrt], [report] and [nvml] ask for there."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["cpu"], *extras["tensorrt"], *extras["report"]]
+    lines = [*project["dependencies"]]
+    for extra in ("cpu", "tensorrt", "report", "nvml"):
+        lines += extras[extra]
     parsed = [Requirement(line) for line in lines]
     return [found for found in parsed if found.marker is None or found.marker.evaluate(JETPACK_6)]
 

@@ -206,7 +206,7 @@ def require_own_options(options: BuildOptions, backend: str) -> None:
     """Raise InputError where ONNX Runtime's or OpenVINO's options are given to another."""
     groups = {"onnxruntime": options.onnxruntime.given(), "openvino": options.openvino.given()}
     for owner, given in groups.items():
-        if given and owner != backend:
+        if given and backend.removesuffix("-cuda") != owner:
             raise InputError(
                 f"{backend} has no {', no '.join(given)}: {owner} has",
                 hint=f"leave that out, or give --backend {owner}",

@@ -174,15 +174,23 @@ def fastest_device() -> Device:
 
 
 class OnnxRuntimeBackend:
-    """Builds an engine by saving the graph as ONNX Runtime optimized it for this device."""
+    """Builds an engine by saving the graph as ONNX Runtime optimized it for this device.
 
-    name = "onnxruntime"
+    `device` is the one for builds whose options name none; another than the CPU
+    stands in the backend's name.
+    """
+
+    def __init__(self, device: Device = "cpu") -> None:
+        self._device: Device = device
+        self.name = "onnxruntime" if device == "cpu" else f"onnxruntime-{device}"
 
     def probe(self) -> Availability:
         try:
             runtime = _runtime()
+            _available(runtime, self._device)
             providers = tuple(runtime.get_available_providers())
-            return Availability(True, runtime.__version__, devices=providers)
+            runs = self._device == "cpu" or environment.has_nvidia_driver()
+            return Availability(True, runtime.__version__, can_execute=runs, devices=providers)
         except MissingDependencyError as error:
             return Availability(False, reason=f"{error}; {error.hint}")
 
@@ -211,6 +219,10 @@ class OnnxRuntimeBackend:
         output: Path,
         progress: Progress = SILENT,
     ) -> Engine:
+        if options.onnxruntime.device == "cpu":
+            options = replace(
+                options, onnxruntime=replace(options.onnxruntime, device=self._device)
+            )
         tuning = options.onnxruntime
         require_cpu_graph(model, options, "ONNX Runtime", device=tuning.device)
         self.check_options(options, model.description.precision)

@@ -19,6 +19,12 @@ def _onnxruntime() -> Backend:
     return OnnxRuntimeBackend()
 
 
+def _onnxruntime_cuda() -> Backend:
+    from vitdeploy.backends.onnxruntime_ import OnnxRuntimeBackend
+
+    return OnnxRuntimeBackend(device="cuda")
+
+
 def _openvino() -> Backend:
     from vitdeploy.backends.openvino_ import OpenVinoBackend
 
@@ -39,10 +45,13 @@ def _tensorrt_rtx() -> Backend:
 
 _BUILT_IN: dict[str, Callable[[], Backend]] = {
     "onnxruntime": _onnxruntime,
+    "onnxruntime-cuda": _onnxruntime_cuda,
     "openvino": _openvino,
     "tensorrt": _tensorrt,
     "tensorrt-rtx": _tensorrt_rtx,
 }
+_ON_NVIDIA = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
+"""In this order where a GPU is here and no other was named; ONNX Runtime builds for no other."""
 
 
 def names() -> list[str]:
@@ -67,7 +76,7 @@ def choose(targets: Sequence[Target] | None) -> tuple[Backend, str]:
     """
     gpu_asked = targets is not None and any(not target.is_cpu for target in targets)
     if gpu_asked or (targets is None and environment.has_nvidia_driver()):
-        order = ("tensorrt", "tensorrt-rtx")
+        order = ("tensorrt", "tensorrt-rtx") if gpu_asked else _ON_NVIDIA
         reason = "an NVIDIA target was asked for" if gpu_asked else "an NVIDIA driver is here"
     else:
         order = ("openvino", "onnxruntime")
@@ -83,5 +92,6 @@ def choose(targets: Sequence[Target] | None) -> tuple[Backend, str]:
         failures.append(f"{name}: {availability.reason or 'needs an NVIDIA driver'}")
     raise MissingDependencyError(
         f"no backend is usable: {'; '.join(failures)}",
-        hint="install one: pip install 'vitdeploy[cpu]' or 'vitdeploy[tensorrt-rtx]'",
+        hint="install one: pip install 'vitdeploy[cpu]' or 'vitdeploy[tensorrt-rtx]'"
+        + ("; or leave the GPU alone with --target cpu" if "tensorrt" in order else ""),
     )

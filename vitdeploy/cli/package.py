@@ -32,6 +32,14 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "kind", type=click.Choice(["kit"]), default="kit", show_default=True, help="What."
 )
+@click.option("--fp16", is_flag=True, help="Also the graph in FP16, for the device's GPU.")
+@click.option("--int8", is_flag=True, help="Also Linear layers in INT8, the rest in FP16.")
+@click.option("--fp8", is_flag=True, help="Also Linear layers in FP8, the rest in FP16 (Thor).")
+@click.option("--calib", type=PATH, help="Calibration images of --int8 and --fp8.")
+@click.option("--calib-images", type=click.IntRange(1, 10_000_000), default=512, show_default=True)
+@click.option(
+    "--target", default="jetson-orin", show_default=True, help="What --int8 and --fp8 are for."
+)
 @click.option("--data", type=PATH, help="Labelled or unlabelled images to take the subset from.")
 @click.option(
     "--images", "count", type=click.IntRange(1, 1_000_000), default=500, show_default=True
@@ -69,8 +77,8 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     the device without PyTorch, and leaves a report to bring back.
 
     \b
-      vitdeploy package fp16.onnx int8.onnx --data val/ --model my_vit.safetensors -o kit.zip
-      vitdeploy package fp16.onnx --data val/ --reference source.npz
+      vitdeploy package fp32.onnx --fp16 --int8 --calib train/ --data val/ --model my.safetensors
+      vitdeploy package fp16.onnx int8.onnx --data val/ --reference source.npz -o kit.zip
     """
     from vitdeploy.artifacts.files import require_file
     from vitdeploy.errors import InputError
@@ -84,6 +92,7 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     models = [model for model in found if model is not None]
     if not models:
         raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
+    models += _typed(models, place, options, sink)
     images = place.evaluation(options["data"], _labels_apart(models[0].description))
     if images is None:
         raise InputError("no evaluation images were named", hint="give --data FOLDER")
@@ -104,6 +113,49 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
         f"source's answers: {size / 1e6:.1f} MB\n  on the device: unpack it, then sh run.sh"
     )
     console.emit(as_json, {**record, "images": len(images)}, text)
+
+
+def _typed(
+    models: list[OnnxModel], place: Workspace, options: dict[str, Any], sink: Any
+) -> list[OnnxModel]:
+    """The float32 graphs in the precisions asked for, written where results go.
+
+    Raises InputError where a precision was asked for and no graph is float32,
+    and for FP8 on a target that has none.
+    """
+    from vitdeploy import api
+    from vitdeploy.calibration.quantize import QuantizationOptions
+    from vitdeploy.errors import InputError
+    from vitdeploy.target import parse_targets
+    from vitdeploy.workspace import Draw
+
+    asked = [name for name in ("fp16", "int8", "fp8") if options[name]]
+    plain = [model for model in models if model.description.precision == "fp32"]
+    targets = parse_targets(options["target"])
+    if asked and not plain:
+        raise InputError(
+            f"--{asked[0]} needs a float32 graph, and none was given",
+            hint="name the graph that `vitdeploy export` wrote, or pack the others as they are",
+        )
+    if "fp8" in asked and not all(target.has_fp8 for target in targets):
+        raise InputError(
+            f"{options['target']} has no FP8", hint="use --int8, or --target jetson-thor"
+        )
+    typed = []
+    for model in plain if asked else ():
+        source = model.description.source
+        draw = Draw(count=options["calib_images"], seed=options["seed"], evaluation=options["data"])
+        images = place.calibration_set(options["calib"], source, draw, sink)
+        for name in asked:
+            request = api.PrecisionRequest(
+                precision=name,  # pyright: ignore[reportArgumentType]
+                half=True,
+                calibration=images,
+                quantization=QuantizationOptions(targets=targets, runtime="tensorrt"),
+                cache_folder=place.output / "statistics",
+            )
+            typed.append(api.with_precision(model, request, place.output, progress=sink))
+    return typed
 
 
 def _labels_apart(model: ModelDescription) -> SourceDescription:

@@ -142,3 +142,21 @@ def test_an_engine_of_a_gpu(
     monkeypatch.setattr(environment, "describe", lambda: other)
     with pytest.raises(EngineError, match=r"here is .* with NVIDIA T4"):
         backend.load(engine)
+
+
+def test_the_backend_of_a_gpu_builds_for_it(
+    fp32_model: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named onnxruntime-cuda it needs no --device, and is not available without one."""
+    backend = registry.get("onnxruntime-cuda")
+    assert not backend.probe().available
+    assert "onnxruntime-gpu" in backend.probe().reason
+    monkeypatch.setattr(environment, "has_nvidia_driver", lambda: True)
+    runtime = WithGpu(begins_on="")
+    monkeypatch.setattr(onnxruntime_, "_runtime", lambda: runtime)
+    assert CUDA in backend.probe().devices
+    assert backend.probe().can_execute
+    engine = backend.build(fp32_model, BuildOptions(threads=1), tmp_path / "a.engine")
+    assert engine.manifest.backend == "onnxruntime-cuda"
+    assert engine.manifest.settings["provider"] == CUDA
+    assert registry.get(engine.manifest.backend).load(engine).name == "ONNX Runtime CUDA fp32"

@@ -32,7 +32,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def make(driver: bool, **availability: Availability) -> None:
         monkeypatch.setattr(environment, "has_nvidia_driver", lambda: driver)
-        for name in ("onnxruntime", "openvino", "tensorrt", "tensorrt-rtx"):
+        for name in registry._BUILT_IN:
             found = availability.get(name.replace("-", "_"), AWAY)
             monkeypatch.setitem(registry._BUILT_IN, name, lambda n=name, a=found: Fake(n, a))
 
@@ -40,6 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 EVERYTHING = {"onnxruntime": HERE, "openvino": HERE, "tensorrt": HERE, "tensorrt_rtx": HERE}
+CUDA = {"onnxruntime_cuda": HERE}
 CPU_ONLY = {"onnxruntime": HERE, "openvino": HERE}
 
 
@@ -48,6 +49,7 @@ CPU_ONLY = {"onnxruntime": HERE, "openvino": HERE}
     [
         (True, EVERYTHING, None, "tensorrt", "an NVIDIA driver is here"),
         (True, {**EVERYTHING, "tensorrt": AWAY}, None, "tensorrt-rtx", "an NVIDIA driver is here"),
+        (True, {**CPU_ONLY, **CUDA}, None, "onnxruntime-cuda", "an NVIDIA driver is here"),
         (True, EVERYTHING, "cpu", "openvino", "the CPU was asked for"),
         (True, EVERYTHING, "sm89", "tensorrt", "an NVIDIA target was asked for"),
         (False, EVERYTHING, None, "openvino", "no NVIDIA driver is here"),
@@ -81,7 +83,8 @@ def test_the_choice_and_its_reason(
     [
         (False, {}, None, ("openvino", "onnxruntime")),
         (False, EVERYTHING | {"openvino": AWAY, "onnxruntime": AWAY}, "cpu", ("openvino",)),
-        (True, CPU_ONLY, None, ("tensorrt", "tensorrt-rtx")),
+        (True, CPU_ONLY, None, ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")),
+        (True, {**CPU_ONLY, **CUDA}, "sm89", ("tensorrt", "tensorrt-rtx")),
         (False, CPU_ONLY, "sm89", ("tensorrt", "tensorrt-rtx")),
     ],
 )
