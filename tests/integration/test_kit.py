@@ -92,6 +92,7 @@ def test_a_kit_runs_on_a_device_and_brings_a_report_back(kit: Path, device: dict
         assert row["accuracy"]["verdict"] == "pass"
         assert row["accuracy"]["images"] == 200
         assert row["accuracy"]["agreement"] == 1.0
+        assert row["accuracy"]["source_top1"] > 0.8  # the labels are those of the images
     assert any("PyTorch is not on this device" in note for note in report["notes"])
     assert {start["backend"] for start in found["cold_starts"]} == set(rows)
     assert all(start["first_run_seconds"] > 0 for start in found["cold_starts"])

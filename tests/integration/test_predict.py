@@ -62,6 +62,16 @@ def test_a_graph_answers_as_pytorch(graph: OnnxModel, photographs: list[Path]) -
     assert found.unreadable == ()
 
 
+def test_an_image_left_out_moves_no_answer(
+    graph: OnnxModel, photographs: list[Path], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(photographs[0].read_bytes()[:60])
+    found = predict(graph, [photographs[0], broken, *photographs[1:]], top=3, threads=1)
+    require_pytorchs(found, photographs, graph.description.source.labels)
+    assert [left_out.image for left_out in found.unreadable] == [str(broken)]
+
+
 def test_an_engine_answers_as_pytorch(engine: Path, photographs: list[Path]) -> None:
     loaded = read_engine(engine)
     found = predict(loaded, photographs, top=5, threads=1)
