@@ -57,8 +57,8 @@ class Agreement:
 
 
 def judging_images(calibration: CalibrationSet, *, progress: Progress = SILENT) -> ImageSet | None:
-    """`HELD_OUT` images of the calibration folder that were not drawn; None where it has fewer."""
-    everything = scan(calibration.images.root)
+    """`HELD_OUT` images that could have been drawn and were not; None where there are fewer."""
+    everything = calibration.drawn_from or scan(calibration.images.root)
     wanted = len(calibration) + HELD_OUT
     if len(everything) < wanted:
         return None

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from vitdeploy.artifacts.calibration import (
@@ -32,7 +32,8 @@ class CalibrationSet:
     """Distinct images with the digests of their bytes, drawn with a seed.
 
     `asked` is how many were to be drawn; `findings` is what the examination
-    said of them and of those that were passed over.
+    said of them and of those that were passed over. `drawn_from` is all that
+    they were drawn from, where that is known (no manifest holds it).
     """
 
     images: ImageSet
@@ -40,6 +41,7 @@ class CalibrationSet:
     seed: int
     asked: int = 0
     findings: tuple[Finding, ...] = ()
+    drawn_from: ImageSet | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -103,7 +105,9 @@ def choose(
     drawn = draw(images, count, seed, progress=progress)
     _require_enough(images, drawn)
     digests = tuple(picture.digest for picture in drawn.chosen.values())
-    chosen = CalibrationSet(images.take(list(drawn.chosen)), digests, seed, count)
+    chosen = CalibrationSet(
+        images.take(list(drawn.chosen)), digests, seed, count, drawn_from=images
+    )
     if evaluation is not None:
         require_unseen(chosen, evaluation)
     return replace(chosen, findings=findings_of(images, drawn, count, source))

@@ -28,7 +28,7 @@ from vitdeploy.calibration.quantize import Gates, quantize, tuned
 from vitdeploy.calibration.tuning import Tuning
 from vitdeploy.errors import GateFailedError
 from vitdeploy.graph import files
-from vitdeploy.images import image_digest
+from vitdeploy.images import image_digest, scan
 
 FIRST = "blocks.0.mlp.fc2/MatMul"
 
@@ -88,12 +88,23 @@ def test_held_out_images_are_none_of_the_drawn_by_their_bytes(tmp_path: Path) ->
     images = patterned_images(tmp_path, 200)
     for item in images.items[:90]:
         (tmp_path / f"copy-{item.path.name}").write_bytes(item.path.read_bytes())
-    calibration = choose(images, count=100)
+    calibration = choose(scan(tmp_path), count=100)
     fresh = judging_images(calibration)
     assert fresh is not None
     digests = {image_digest(item.path) for item in fresh.items}
     assert len(digests) == len(fresh) == HELD_OUT
     assert not digests & set(calibration.digests)
+
+
+def test_what_was_not_offered_is_not_judged_on(tmp_path: Path) -> None:
+    """A folder may hold more than the table of it lists."""
+    offered = patterned_images(tmp_path, 200).take(range(100))
+    calibration = choose(offered, count=36)
+    fresh = judging_images(calibration)
+    assert fresh is not None
+    names = {item.path for item in offered.items}
+    assert {item.path for item in fresh.items} <= names
+    assert judging_images(choose(offered, count=64)) is None
 
 
 def test_a_folder_without_others_is_judged_on_the_set_and_says_so(
