@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,7 @@ from vitdeploy.benchmarks.kinds import kind_of
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
 from vitdeploy.benchmarks.report.write import write_report
+from vitdeploy.benchmarks.surroundings import measure_thoroughly
 from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
 from vitdeploy.calibration.precision import PrecisionRequest as PrecisionRequest
 from vitdeploy.calibration.precision import with_precision as with_precision
@@ -338,24 +340,24 @@ def benchmark(
     *,
     batch_sizes: Sequence[int] = (1, 8),
     config: TimingConfig | None = None,
+    thorough: bool = False,
     threads: int | None = None,
     progress: Progress = SILENT,
 ) -> BenchmarkResult:
-    """Time source and engines interleaved, one comparison per batch size.
+    """Time source and engines interleaved; without a source the first engine is the baseline.
 
-    Without a source the first engine is what the others are compared with.
+    `thorough` adds PyTorch compiled and in half precision, peak, memory and energy.
     Raises InputError where engines differ in resolution.
     """
-    baseline = None
+    forms: list[Session] = []
     if source is not None:
         with needs_torch("benchmarking the source"):
-            from vitdeploy.backends.torch_ import TorchSession
-        _, height, width = common_input_shape(engines)
-        baseline = TorchSession(source.at((height, width)), threads=threads)
-    loaded = [load_engine(engine, threads=threads) for engine in engines]
-    return measure_engines(
-        engines, loaded, baseline, batch_sizes=batch_sizes, config=config, progress=progress
-    )
+            from vitdeploy.backends.torch_ import source_sessions
+        own = source.at(common_input_shape(engines)[1:])
+        forms += source_sessions(own, threads=threads, fair=thorough, progress=progress)
+    ready = [load_engine(engine, threads=threads) for engine in engines]
+    measure = partial(measure_thoroughly, threads=threads) if thorough else measure_engines
+    return measure(engines, ready, forms, batch_sizes=batch_sizes, config=config, progress=progress)
 
 
 def report(evidence: Evidence, folder: Path) -> tuple[Report, dict[str, Path]]:

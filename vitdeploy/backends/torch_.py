@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitdeploy.backends.base import ImageInput, checked_batch
 from vitdeploy.errors import MissingDependencyError, first_line
 from vitdeploy.models.source import SourceModel
+from vitdeploy.progress import SILENT, Progress
 
 Kind = Literal["fp32", "bf16", "fp16"]
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,3 +61,33 @@ class TorchSession:
                     f"PyTorch cannot compile the model: {first_line(error)}",
                     hint="install a C++ compiler (apt install g++), or compare with eager PyTorch",
                 ) from error
+
+
+def source_sessions(
+    source: SourceModel,
+    *,
+    threads: int | None = None,
+    fair: bool = True,
+    progress: Progress = SILENT,
+) -> list[TorchSession]:
+    """Eager float32 first; with `fair` also compiled, and both in bfloat16, as PyTorch can be run.
+
+    Without a C++ compiler the compiled forms are left out, and that is said.
+    """
+    found = [TorchSession(source, threads=threads)]
+    if not fair:
+        return found
+    kinds: tuple[Kind, ...] = ("fp32", "bf16")
+    for kind in kinds:
+        if kind != "fp32":
+            found.append(TorchSession(source, threads=threads, kind=kind))
+        compiled = TorchSession(source, threads=threads, compile=True, kind=kind)
+        try:
+            progress.note(f"compiling the source ({kind})")
+            channels, (height, width) = source.description.in_chans, source.resolution
+            compiled.run(np.zeros((1, channels, height, width), np.float32))
+        except MissingDependencyError as error:
+            progress.note(f"left out: {compiled.name}: {error}")
+        else:
+            found.append(compiled)
+    return found

@@ -37,16 +37,16 @@ def common_input_shape(engines: Sequence[Engine]) -> tuple[int, int, int]:
 def measure_engines(
     engines: Sequence[Engine],
     sessions: Sequence[Session],
-    baseline: Session | None,
+    forms: Sequence[Session],
     *,
     batch_sizes: Sequence[int],
-    variants: Sequence[Session] = (),
     config: TimingConfig | None = None,
     progress: Progress = SILENT,
 ) -> BenchmarkResult:
     """Time loaded `engines` on the same seeded noise, one comparison per batch size.
 
-    `variants` are other forms of the baseline, which take part in every round.
+    `forms` are those of the source (eager, compiled, ...), which take part in
+    every round; the first is the baseline, without any the first engine is.
 
     Engines that normalize in the graph get the bytes that the others, and the
     baseline, get normalized. Raises InputError where sizes differ, and what
@@ -60,17 +60,17 @@ def measure_engines(
     for size in batch_sizes:
         pixels = generator.integers(0, 256, (size, height, width, channels), dtype=np.uint8)
         floats = preprocessing.normalize_bytes(pixels)
-        fed: list[Session] = [] if baseline is None else [baseline, *variants]
+        fed: list[Session] = [*forms]
         for engine, session, name in zip(engines, sessions, names, strict=True):
             takes = image_input(engine.manifest.model)
             fed.append(_Fed(name, session, pixels if takes.dtype == "uint8" else floats))
         comparisons.append(measure_interleaved(fed, floats, config=config, progress=progress))
     return BenchmarkResult(
         engine_digests=tuple(engine.manifest.engine_digest for engine in engines),
-        has_source=baseline is not None,
-        source_label=names[0] if baseline is None else baseline.name,
+        has_source=bool(forms),
+        source_label=forms[0].name if forms else names[0],
         comparisons=tuple(comparisons),
-        source_variants=() if baseline is None else tuple(v.name for v in variants),
+        source_variants=tuple(form.name for form in forms[1:]),
         engines=tuple(
             TimedEngine(engine.manifest.backend, engine.manifest.model.precision)
             for engine in engines

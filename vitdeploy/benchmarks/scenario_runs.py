@@ -7,23 +7,51 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.driving import Driver, queries_at
 from vitdeploy.benchmarks.latencies import most_over, percentile
 from vitdeploy.benchmarks.scenarios import (
     CLOSE,
+    STREAMS,
     OfflineResult,
     ScenarioConfig,
+    ScenarioResult,
     ServerResult,
     ServerRun,
     StreamName,
     StreamResult,
     SweepPoint,
 )
+from vitdeploy.benchmarks.surroundings import noise
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 
 _THIRDS = 3
+
+
+def run_scenarios(
+    engine: Engine,
+    session: Session,
+    chosen: Sequence[str],
+    config: ScenarioConfig,
+    driver: Driver,
+    progress: Progress = SILENT,
+) -> ScenarioResult:
+    """The `chosen` scenarios on seeded noise, within the batches the engine was built for."""
+    largest = min(config.largest_batch, engine.manifest.batch[2])
+    images = noise(engine, max(largest, 1))
+    streams: list[StreamResult] = []
+    names: tuple[tuple[StreamName, int], ...] = (("single-stream", 1), ("multi-stream", STREAMS))
+    for scenario, size in names:
+        if scenario in chosen:
+            streams.append(run_stream(scenario, session, images[:size], config, driver))
+    offline = server = None
+    if "offline" in chosen:
+        offline = run_offline(session, images, config, driver, progress)
+    if "server" in chosen:
+        server = run_server(session, images, config, driver, progress)
+    return ScenarioResult(engine.manifest.engine_digest, tuple(streams), offline, server)
 
 
 def run_stream(
@@ -124,8 +152,8 @@ def run_server(
     def holds(rate: float) -> bool:
         runs.append(_server_run(session, images, rate, config, driver))
         progress.note(
-            f"server: {rate:.3g} queries/s, p99 {runs[-1].p99_ms:.3g} ms, "
-            f"{'holds' if runs[-1].holds else 'too slow'}"
+            f"server: {rate:.3g} queries/s, p99 {runs[-1].p99_ms:.3g} ms, {runs[-1].over} of "
+            f"{runs[-1].queries} late: {'holds' if runs[-1].holds else 'too many'}"
         )
         return runs[-1].holds
 

@@ -75,6 +75,15 @@ class StreamResult:
         """p50, p90 and p99."""
         return tuple(percentile(self.latencies_ms, share) for share in SHARES)
 
+    def in_words(self) -> str:
+        """'... single-stream: p50 8.1 ms (8.0 to 8.2), p90 ..., p99 ...; 400 queries of 1'."""
+        told = ", ".join(found.in_words() for found in self.percentiles())
+        unsettled = "" if self.stable else " (timings did not settle)"
+        return (
+            f"{self.name}, {self.scenario}: {told}; {len(self.latencies_ms)} queries of "
+            f"{self.batch} by {self.driver}{unsettled}"
+        )
+
 
 @dataclass(frozen=True)
 class SweepPoint:
@@ -158,3 +167,9 @@ class ScenarioResult:
     offline: OfflineResult | None = None
     server: ServerResult | None = None
     schema_version: int = SCHEMA_VERSION
+
+    def in_words(self) -> tuple[str, ...]:
+        """A sentence a scenario."""
+        lines = [stream.in_words() for stream in self.streams]
+        lines += [found.in_words() for found in (self.offline, self.server) if found is not None]
+        return tuple(lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,7 @@ from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     LARGEST_BATCH,
     PATH,
+    SEED,
     Finite,
     Numbers,
     json_option,
@@ -20,7 +21,14 @@ from vitdeploy.cli.options import (
     workspace,
 )
 
+if TYPE_CHECKING:
+    from vitdeploy.artifacts.engine import Engine
+    from vitdeploy.benchmarks.throughput import BenchmarkResult
+    from vitdeploy.images import ImageSet
+
 FILE_NAME = "benchmark.json"
+SCENARIOS_SUFFIX = ".scenarios.json"
+_SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
 
 
 @click.command()
@@ -37,6 +45,29 @@ FILE_NAME = "benchmark.json"
 )
 @click.option("--accept-unstable", is_flag=True, help="Report timings that did not settle.")
 @click.option("--no-source", is_flag=True, help="Compare with the first engine, not with PyTorch.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Only eager PyTorch and the engines: neither compiled PyTorch nor the machine's peak, "
+    "memory and energy.",
+)
+@click.option(
+    "--scenario",
+    "scenarios",
+    type=click.Choice([*_SCENARIOS, "all"]),
+    multiple=True,
+    help="Run each engine as MLPerf does (through LoadGen where it is installed), in place of "
+    "the comparison. May be repeated.",
+)
+@click.option(
+    "--bound-ms",
+    type=Finite(min=0, min_open=True),
+    default=100.0,
+    show_default=True,
+    help="The latency that 99 % of a server's queries must keep.",
+)
+@click.option("--seed", type=SEED, default=0, show_default=True, help="Of a server's arrivals.")
+@click.option("--data", type=PATH, help="Images: also time the way from files to answers.")
 @model_options
 @threads_option
 @json_option
@@ -46,6 +77,11 @@ def command(
     seconds: float,
     accept_unstable: bool,
     no_source: bool,
+    quick: bool,
+    scenarios: tuple[str, ...],
+    bound_ms: float,
+    seed: int,
+    data: Path | None,
     threads: int | None,
     as_json: bool,
     **model: Any,
@@ -58,13 +94,19 @@ def command(
     \b
       vitdeploy benchmark
       vitdeploy benchmark fp32.engine int8.engine --batch 1,8,32
+      vitdeploy benchmark int8.engine --scenario server --bound-ms 50
     """
+    if scenarios:
+        chosen = _SCENARIOS if "all" in scenarios else tuple(dict.fromkeys(scenarios))
+        _run_scenarios(engines, chosen, seconds, accept_unstable, bound_ms, seed, threads, as_json)
+        return
     import json
 
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
     from vitdeploy.benchmarks.throughput import TimingConfig
+    from vitdeploy.images import scan
 
     sink = console.progress()
     place = workspace(sink.note)
@@ -75,10 +117,18 @@ def command(
         source = api.load_model(place.model_request(requested_model(None, model)))
         for engine in loaded:
             api.require_same_source(source.description, engine.manifest.model)
+    images = None if data is None else scan(data)  # what is not there is said before the work
     config = TimingConfig(max_seconds=seconds, accept_unstable=accept_unstable)
     result = api.benchmark(
-        loaded, source, batch_sizes=batch, config=config, threads=threads, progress=sink
+        loaded,
+        source,
+        batch_sizes=batch,
+        config=config,
+        thorough=not quick,
+        threads=threads,
+        progress=sink,
     )
+    files = _from_files(loaded, images, max(batch), threads)
     if as_json:
         console.emit(True, json.loads(to_json(result)), "")
     else:
@@ -91,6 +141,8 @@ def command(
             "Speed-up (95 % interval)",
         )
         console.table(header, [row for c in result.comparisons for row in _rows(c)])
+        for line in (*_lines(result), *files):
+            click.echo(line)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
 
@@ -110,3 +162,92 @@ def _rows(comparison: Any) -> list[tuple[str, ...]]:
         )
         for m in comparison.measurements
     ]
+
+
+def _lines(result: BenchmarkResult) -> list[str]:
+    """What the figures mean, a sentence each."""
+    from vitdeploy.benchmarks.payoff import payoffs
+
+    lines = [payoff.in_words() for payoff in payoffs(result)]
+    for digest in result.engine_digests:
+        name = result.measurements_of(digest)[0].name
+        for fair in result.fair_speedups_of(digest) if result.source_variants else ():
+            lines.append(
+                f"{name} at batch {fair.batch}: {fair.ratio:.2f}x ({fair.low:.2f} to "
+                f"{fair.high:.2f}) as fast as {fair.baseline}, PyTorch's fastest form here"
+            )
+        for share in result.shares:
+            if share.name == name:
+                lines.append(f"{name} at batch {share.batch}: {share.in_words()}")
+        for memory in result.memory:
+            if memory.engine_digest == digest:
+                lines.append(f"{name} at batch {memory.batch}: {memory.in_words()}")
+    lines += [
+        f"{e.name} at batch {e.batch}: {e.joules_per_image:.3g} J an image, {e.watts:.3g} W "
+        f"({e.source})"
+        for e in result.energy
+    ]
+    if result.peak is not None:
+        lines.append(result.peak.in_words())
+    if result.conditions:
+        lines.append(f"ran under: {result.conditions[-1].in_words()}")
+    return lines
+
+
+def _from_files(
+    engines: list[Engine], images: ImageSet | None, batch: int, threads: int | None
+) -> list[str]:
+    """The way from image files to answers, a sentence an engine; nothing without images."""
+    if images is None:
+        return []
+    from vitdeploy import api
+    from vitdeploy.benchmarks.end_to_end import measure_end_to_end
+
+    found = []
+    for engine in engines:
+        session = api.load_engine(engine, threads=threads)
+        found.append(measure_end_to_end(engine, session, images, batch).in_words())
+    return found
+
+
+def _run_scenarios(
+    paths: tuple[Path, ...],
+    chosen: tuple[str, ...],
+    seconds: float,
+    accept_unstable: bool,
+    bound_ms: float,
+    seed: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Run each engine as MLPerf does, and write '<engine>.scenarios.json' beside it."""
+    from vitdeploy import api
+    from vitdeploy.artifacts.engine import COPY_FIRST, beside
+    from vitdeploy.artifacts.files import plain, to_json, write_text
+    from vitdeploy.benchmarks.loadgen import best_driver
+    from vitdeploy.benchmarks.scenario_runs import run_scenarios
+    from vitdeploy.benchmarks.scenarios import ScenarioConfig
+
+    sink = console.progress()
+    place = workspace(sink.note)
+    config = ScenarioConfig(
+        min_seconds=min(5.0, seconds),
+        max_seconds=seconds,
+        bound_ms=bound_ms,
+        seed=seed,
+        accept_unstable=accept_unstable,
+    )
+    driver = best_driver()
+    sink.note(f"queries are sent by {driver.name}")
+    found = []
+    for engine in [place.engine(path) for path in paths or (None,)]:
+        written = beside(engine.path, engine.path.stem + SCENARIOS_SUFFIX)
+        session = api.load_engine(engine, threads=threads)
+        result = run_scenarios(engine, session, chosen, config, driver, sink)
+        write_text(written, to_json(result), remedy=COPY_FIRST)
+        sink.note(f"written: {written}")
+        found.append(result)
+        for line in () if as_json else result.in_words():
+            click.echo(line)
+    if as_json:
+        console.emit(True, {"engines": [plain(result) for result in found]}, "")

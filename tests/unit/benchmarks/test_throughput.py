@@ -239,6 +239,22 @@ class TestWhatMakesTimingsLie:
             )
         assert "measure again" in str(caught.value.hint)
 
+    def test_work_of_others_between_two_readings_is_no_jump(self) -> None:
+        """A busy machine takes its turn between the reading of one clock and the other."""
+        machine = FakeMachine()
+        readings = [0]
+
+        def witness() -> float:
+            readings[0] += 1
+            if readings[0] % 4 == 0:
+                machine.now += 0.008
+            return machine.now
+
+        found = measure_interleaved(
+            [machine.session("a", 10)], BATCH, config=ONE_RUN, clock=machine.clock, witness=witness
+        )
+        assert found.measurements[0].p50_ms() == pytest.approx(10)
+
     def test_clocks_that_agree_are_silent(self) -> None:
         machine = FakeMachine()
         found = measure_interleaved(

@@ -1,0 +1,154 @@
+"""What stands beside timings: the machine's peak, each engine's share of it, memory, energy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from vitdeploy.artifacts.engine import Engine
+from vitdeploy.backends.base import Session, image_input
+from vitdeploy.benchmarks.engines import measure_engines
+from vitdeploy.benchmarks.machine import Conditions, Energy, EnergyMeter, energy_of, observe
+from vitdeploy.benchmarks.memory import peak_memory
+from vitdeploy.benchmarks.roofline import (
+    GraphWork,
+    MachinePeak,
+    RooflineShare,
+    measure_peak,
+    share_of_roofline,
+)
+from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
+from vitdeploy.benchmarks.timing_guards import Clock
+from vitdeploy.graph.inspection import read_graph
+from vitdeploy.progress import SILENT, Progress
+
+_ENERGY_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What stands for this machine; tests give another."""
+
+    threads: int | None = None
+    meter: EnergyMeter | None = None
+    peak: MachinePeak | None = None
+    clock: Clock = time.perf_counter
+
+
+def measure_thoroughly(
+    engines: Sequence[Engine],
+    sessions: Sequence[Session],
+    forms: Sequence[Session],
+    *,
+    batch_sizes: Sequence[int],
+    config: TimingConfig | None = None,
+    threads: int | None = None,
+    progress: Progress = SILENT,
+) -> BenchmarkResult:
+    """`measure_engines`, with what the machine was like before and after."""
+    before = observe(threads)
+    result = measure_engines(
+        engines, sessions, forms, batch_sizes=batch_sizes, config=config, progress=progress
+    )
+    machine = Machine(threads=threads)
+    return with_surroundings(result, engines, sessions, before, machine=machine, progress=progress)
+
+
+def with_surroundings(
+    result: BenchmarkResult,
+    engines: Sequence[Engine],
+    sessions: Sequence[Session],
+    before: Conditions,
+    *,
+    machine: Machine | None = None,
+    progress: Progress = SILENT,
+) -> BenchmarkResult:
+    """`result` with what the machine did beside it; `before` was observed before the timings.
+
+    Shares of the roofline are for engines of this CPU whose graph lies beside
+    them. Raises UnstableMeasurementError where an engine was timed to be
+    faster than this machine can be.
+    """
+    machine = machine or Machine()
+    after = observe(machine.threads)
+    batches = [comparison.batch for comparison in result.comparisons]
+    on_cpu = [engine for engine in engines if engine.manifest.targets == ("cpu",)]
+    works = {e.manifest.engine_digest: work for e in on_cpu if (work := work_beside(e))}
+    peak = machine.peak
+    if works and peak is None:
+        progress.note("measuring what this machine can do")
+        peak = measure_peak(threads=machine.threads, clock=machine.clock)
+    shares: list[RooflineShare] = []
+    for engine in on_cpu:
+        work = works.get(engine.manifest.engine_digest)
+        if work is None or peak is None:
+            progress.note(f"no share of the roofline: {engine.path.name} lies apart from its graph")
+            continue
+        shares += [
+            share_of_roofline(measured, work, peak, noise(engine, 1).nbytes)
+            for measured in result.measurements_of(engine.manifest.engine_digest)
+        ]
+    return replace(
+        result,
+        conditions=(before, after),
+        peak=peak,
+        shares=tuple(shares),
+        energy=_energies(engines, sessions, batches, machine, progress),
+        memory=tuple(
+            peak_memory(engine, batch, threads=machine.threads)
+            for engine in engines
+            for batch in batches
+        ),
+    )
+
+
+def work_beside(engine: Engine) -> GraphWork | None:
+    """What the graph an engine was built from costs; None where it does not lie beside it.
+
+    Engines are named after their graph; the digest tells whether it is that one.
+    """
+    for path in sorted(engine.path.parent.glob("*.onnx")):
+        if not engine.path.stem.startswith(path.stem):
+            continue
+        graph = read_graph(path, resolution=engine.manifest.model.resolution)
+        work = graph.summary.work
+        if graph.digest == engine.manifest.model_digest and work.macs and not work.problem:
+            constants = graph.summary.constants.values()
+            return GraphWork(work.by_type, sum(constant.size_bytes for constant in constants))
+    return None
+
+
+def noise(engine: Engine, batch: int) -> np.ndarray:
+    """Seeded noise in the form the engine takes."""
+    model = engine.manifest.model
+    takes = image_input(model)
+    height, width = model.resolution
+    channels = model.source.in_chans
+    pixels = np.random.default_rng(0).integers(
+        0, 256, (batch, height, width, channels), dtype=np.uint8
+    )
+    return pixels if takes.dtype == "uint8" else model.source.preprocessing.normalize_bytes(pixels)
+
+
+def _energies(
+    engines: Sequence[Engine],
+    sessions: Sequence[Session],
+    batches: Sequence[int],
+    machine: Machine,
+    progress: Progress,
+) -> tuple[Energy, ...]:
+    meter = machine.meter or EnergyMeter()
+    if not meter.sources:
+        progress.note("no energy: neither RAPL nor NVML counts it here for this user")
+        return ()
+    found = [
+        energy_of(
+            session, noise(engine, batch), meter, seconds=_ENERGY_SECONDS, clock=machine.clock
+        )
+        for engine, session in zip(engines, sessions, strict=True)
+        for batch in batches
+    ]
+    return tuple(energy for energy in found if energy is not None)
