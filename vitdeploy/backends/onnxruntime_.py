@@ -36,32 +36,23 @@ from vitdeploy.backends.base import (
     require_same_machine,
     write_cpu_engine,
 )
+from vitdeploy.backends.onnxruntime_providers import (
+    CUDA,
+    LEVELS,
+    PROVIDERS,
+    configured,
+    require_its_nodes,
+    require_provider,
+    session_options,
+)
 from vitdeploy.backends.options import OnnxRuntimeDevice as Device
 from vitdeploy.backends.options import OnnxRuntimeOptions
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.progress import SILENT, Progress
 
-_CUDA = "CUDAExecutionProvider"
-_PROVIDERS: dict[Device, tuple[str, ...]] = {
-    "cpu": ("CPUExecutionProvider",),
-    "cuda": (_CUDA, "CPUExecutionProvider"),
-    "tensorrt": ("TensorrtExecutionProvider", _CUDA, "CPUExecutionProvider"),
-}
-"""The provider that must be used, then those for what it does not compute."""
-
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 _AFFINITY = r"\d+([,-]\d+)*(;\d+([,-]\d+)*)*"
 _INSTALL = "pip install 'vitdeploy[cpu]'"
-_INSTALL_GPU = (
-    "pip uninstall onnxruntime, then pip install onnxruntime-gpu; its CUDA, cuDNN and TensorRT "
-    "must be those it was built for, see `vitdeploy doctor`"
-)
 
 
 class GraphSession:
@@ -92,8 +83,8 @@ class GraphSession:
         tuning = tuning or OnnxRuntimeOptions(
             device=device, graph_optimization="all" if optimize else "none"
         )
-        providers = _available(runtime, tuning.device)
-        options = _session_options(runtime, tuning, threads)
+        providers = require_provider(runtime, tuning.device)
+        options = session_options(runtime, tuning, threads)
         if save_optimized_to is not None:
             options.optimized_model_filepath = str(save_optimized_to)
         if isinstance(model, RunnableGraph):
@@ -108,7 +99,7 @@ class GraphSession:
         try:
             # By itself ONNX Runtime goes on with the CPU where a provider fails, then and in runs.
             self._session = runtime.InferenceSession(
-                source, options, providers=_configured(providers, model), enable_fallback=0
+                source, options, providers=configured(providers, model), enable_fallback=0
             )
         except runtime_errors() as error:
             where = model if isinstance(model, Path) else "the graph"
@@ -169,7 +160,7 @@ class GraphSession:
 
 def fastest_device() -> Device:
     """'cuda' where onnxruntime-gpu is installed beside an NVIDIA driver, else 'cpu'."""
-    has_cuda = _CUDA in _runtime().get_available_providers()
+    has_cuda = CUDA in _runtime().get_available_providers()
     return "cuda" if has_cuda and environment.has_nvidia_driver() else "cpu"
 
 
@@ -187,7 +178,7 @@ class OnnxRuntimeBackend:
     def probe(self) -> Availability:
         try:
             runtime = _runtime()
-            _available(runtime, self._device)
+            require_provider(runtime, self._device)
             providers = tuple(runtime.get_available_providers())
             runs = self._device == "cpu" or environment.has_nvidia_driver()
             return Availability(True, runtime.__version__, can_execute=runs, devices=providers)
@@ -198,7 +189,7 @@ class OnnxRuntimeBackend:
         """Raise what a build would, as far as the options tell."""
         require_cpu_options(options, "ONNX Runtime")
         require_own_options(options, self.name)
-        _available(_runtime(), options.onnxruntime.device)
+        require_provider(_runtime(), options.onnxruntime.device)
         affinity = options.onnxruntime.affinity
         if affinity and not re.fullmatch(_AFFINITY, affinity):
             raise InputError(
@@ -229,6 +220,7 @@ class OnnxRuntimeBackend:
         started = time.perf_counter()
         with atomic_path(output) as temporary:
             settings = _optimize(model, options, temporary)
+            require_its_nodes(settings, tuning.device, progress)
             digest = file_digest(temporary)
         built = CpuBuild(
             backend=self.name,
@@ -293,10 +285,10 @@ def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> dic
 def _recorded(engine: Engine) -> OnnxRuntimeOptions:
     """How an engine was built, for loading it alike. Raises EngineError where that is not known."""
     settings = engine.manifest.settings
-    devices = {names[0]: device for device, names in _PROVIDERS.items()}
-    device = devices.get(str(settings.get("provider", _PROVIDERS["cpu"][0])))
+    devices = {names[0]: device for device, names in PROVIDERS.items()}
+    device = devices.get(str(settings.get("provider", PROVIDERS["cpu"][0])))
     level = str(settings.get("graph_optimization", "all"))
-    if device is None or level not in _LEVELS:
+    if device is None or level not in LEVELS:
         raise EngineError(
             f"{engine.path.name} names provider {settings.get('provider')!r} and graph "
             f"optimization {level!r}, which this version does not know",
@@ -304,40 +296,6 @@ def _recorded(engine: Engine) -> OnnxRuntimeOptions:
         )
     affinity = str(settings.get("affinity", ""))
     return OnnxRuntimeOptions(device=device, graph_optimization=level, affinity=affinity)  # pyright: ignore[reportArgumentType]
-
-
-def _session_options(runtime: Any, tuning: OnnxRuntimeOptions, threads: int | None) -> Any:
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = threads or environment.available_cores()
-    options.graph_optimization_level = getattr(
-        runtime.GraphOptimizationLevel, _LEVELS[tuning.graph_optimization]
-    )
-    if not environment.describe().has_int8_dot_product:
-        # u8s8 products can saturate here; ONNX Runtime then keeps them exact.
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    if tuning.affinity:
-        options.add_session_config_entry("session.intra_op_thread_affinities", tuning.affinity)
-    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return options
-
-
-def _available(runtime: Any, device: Device) -> list[str]:
-    """The providers of `device`. Raises MissingDependencyError where this build lacks the first."""
-    providers = list(_PROVIDERS[device])
-    if device != "cpu" and providers[0] not in runtime.get_available_providers():
-        raise MissingDependencyError(
-            f"this ONNX Runtime {runtime.__version__} has no {providers[0]}", hint=_INSTALL_GPU
-        )
-    return providers
-
-
-def _configured(providers: list[str], model: Path | bytes | RunnableGraph) -> list[Any]:
-    """Providers with their options: what TensorRT compiled is kept beside the graph's file."""
-    if not isinstance(model, Path) or providers[0] != _PROVIDERS["tensorrt"][0]:
-        return providers
-    kept = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": f"{model.parent.absolute()}"}
-    return [(providers[0], kept), *providers[1:]]
 
 
 def _device_name(device: Device) -> str:

@@ -84,8 +84,24 @@ def test_a_session_stays_on_the_cpu_unless_asked(tmp_path: Path) -> None:
     assert GraphSession(path).run(np.ones((2, 3, 4, 4), np.float32)).shape == (2, 3, 4, 4)
 
 
+class Part:
+    """What ONNX Runtime says of the nodes that one provider computes."""
+
+    def __init__(self, ep_name: str, nodes: int) -> None:
+        self.ep_name = ep_name
+        self._nodes = nodes
+
+    def get_nodes(self) -> list[int]:
+        return list(range(self._nodes))
+
+
 class WithGpu(WithCuda):
-    """Both of NVIDIA's providers, each begun as it was asked for."""
+    """Both of NVIDIA's providers, each begun as it was asked for.
+
+    The one asked for computes `nodes` of the graph, the CPU two more.
+    """
+
+    nodes = 40
 
     def get_available_providers(self) -> list[str]:
         return [TENSORRT, CUDA, "CPUExecutionProvider"]
@@ -99,7 +115,10 @@ class WithGpu(WithCuda):
             source, options, providers=["CPUExecutionProvider"], enable_fallback=0
         )
         first = providers[0] if self._begins_on == "" else self._begins_on
-        session.get_providers = lambda: [first if isinstance(first, str) else first[0]]
+        name = first if isinstance(first, str) else first[0]
+        session.get_providers = lambda: [name]
+        parts = [Part(name, self.nodes), Part("CPUExecutionProvider", 2)]
+        session.get_provider_graph_assignment_info = lambda: parts
         return session
 
 
@@ -160,3 +179,29 @@ def test_the_backend_of_a_gpu_builds_for_it(
     assert engine.manifest.backend == "onnxruntime-cuda"
     assert engine.manifest.settings["provider"] == CUDA
     assert registry.get(engine.manifest.backend).load(engine).name == "ONNX Runtime CUDA fp32"
+
+
+class Said:
+    """Keeps what a build says."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def test_nodes_that_the_cpu_computes_are_said_and_never_all(
+    fp32_model: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = WithGpu(begins_on="")
+    monkeypatch.setattr(onnxruntime_, "_runtime", lambda: runtime)
+    backend = registry.get("onnxruntime-cuda")
+    said: Any = Said()
+    engine = backend.build(fp32_model, BuildOptions(threads=1), tmp_path / "a.engine", said)
+    assert engine.manifest.settings["nodes_by_provider"] == {CUDA: 40, "CPUExecutionProvider": 2}
+    assert said.lines == [f"2 of 42 nodes are not computed by {CUDA}: 2 by CPUExecutionProvider"]
+    runtime.nodes = 0
+    with pytest.raises(EngineError, match=f"no node of this graph by {CUDA}"):
+        backend.build(fp32_model, BuildOptions(threads=1), tmp_path / "b.engine")
+    assert not (tmp_path / "b.engine").exists()
