@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -64,21 +64,36 @@ def payoffs(result: BenchmarkResult) -> tuple[Payoff, ...]:
     """
     if not result.engines:
         return ()
-    backends = dict.fromkeys(engine.backend for engine in result.engines)
+    pairs = [
+        (
+            engine,
+            [comparison.measurements[result.first_engine + i] for comparison in result.comparisons],
+        )
+        for i, engine in enumerate(result.engines)
+    ]
+    return payoffs_of(pairs)
+
+
+def payoffs_of(
+    engines: Sequence[tuple[TimedEngine, Sequence[Measurement]]],
+) -> tuple[Payoff, ...]:
+    """The same, of engines with their measurements (one a batch size), all of the same rounds."""
+    backends = dict.fromkeys(engine.backend for engine, _ in engines)
+    sizes = dict.fromkeys(measured.batch for _, all_sizes in engines for measured in all_sizes)
     return tuple(
-        _payoff(backend, comparison.batch, list(_of(result, backend, comparison.measurements)))
+        _payoff(
+            backend,
+            batch,
+            [
+                (engine, measured)
+                for engine, all_sizes in engines
+                for measured in all_sizes
+                if engine.backend == backend and measured.batch == batch
+            ],
+        )
         for backend in backends
-        for comparison in result.comparisons
+        for batch in sizes
     )
-
-
-def _of(
-    result: BenchmarkResult, backend: str, measurements: Sequence[Measurement]
-) -> Iterator[tuple[TimedEngine, Measurement]]:
-    own = measurements[result.first_engine :]
-    for engine, measured in zip(result.engines, own, strict=True):
-        if engine.backend == backend:
-            yield engine, measured
 
 
 def _payoff(backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measurement]]) -> Payoff:

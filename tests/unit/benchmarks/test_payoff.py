@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from report_samples import report
 
 import vitdeploy.benchmarks.engines as under_test
 from vitdeploy import api
@@ -18,6 +19,8 @@ from vitdeploy.backends import registry
 from vitdeploy.benchmarks.engines import measure_engines
 from vitdeploy.benchmarks.memory import peak_memory
 from vitdeploy.benchmarks.payoff import payoffs
+from vitdeploy.benchmarks.report.html import to_html
+from vitdeploy.benchmarks.report.markdown import payoff_sentences, to_markdown
 from vitdeploy.benchmarks.throughput import (
     BenchmarkResult,
     Measurement,
@@ -85,6 +88,15 @@ class TestPayoff:
             ("e",), False, "a", (ThroughputComparison(8, (timed("a", 1),), (), True, 0.0),)
         )
         assert payoffs(old) == ()
+
+
+def test_a_report_says_it_in_a_sentence() -> None:
+    found = report({"fp32": (60, None), "int8-fp32": (25, None)}, images_digest="")
+    (sentence,) = payoff_sentences(found)
+    assert sentence.startswith("ONNX Runtime at batch 8: int8-fp32 paid, 2.")
+    assert f"- Did INT8 pay: {sentence}" in to_markdown(found).replace("\\", "")
+    assert sentence in to_html(found)
+    assert payoff_sentences(report({"fp32": (60, None)})) == []
 
 
 class TestFairBaseline:

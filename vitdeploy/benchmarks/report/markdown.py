@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vitdeploy.benchmarks.payoff import payoffs_of
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.throughput import TimedEngine
 
 _SPECIAL = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",
@@ -138,6 +140,7 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
         for row in report.rows
         if row.forecast is not None
     ]
+    facts += [("Did INT8 pay", sentence) for sentence in payoff_sentences(report)]
     if report.unreadable:
         shown = ", ".join(report.unreadable[:5])
         more = len(report.unreadable) - 5
@@ -154,6 +157,16 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
             )
         )
     return facts
+
+
+def payoff_sentences(report: Report) -> list[str]:
+    """Whether quantizing paid, for each runtime and batch size where both kinds were timed."""
+    timed = [
+        (TimedEngine(wording.backend_title(row.backend), row.precision), row.throughput)
+        for row in report.rows
+        if row.throughput
+    ]
+    return [found.in_words() for found in payoffs_of(timed) if found.ratio is not None]
 
 
 def provenance(report: Report) -> list[tuple[str, str]]:
