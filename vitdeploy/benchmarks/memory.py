@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from vitdeploy.backends.base import image_input
 from vitdeploy.errors import EngineError
 
 _RUNS = 3
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,11 @@ class PeakMemory:
         )
 
 
+def can_tell() -> bool:
+    """Whether this system says how much memory a process took at its peak; Windows does not."""
+    return _STATUS.exists() or importlib.util.find_spec("resource") is not None
+
+
 def peak_memory(engine: Engine, batch: int, *, threads: int | None = None) -> PeakMemory:
     """Load and run `engine` in a process of its own.
 
@@ -64,13 +71,14 @@ def peak_memory(engine: Engine, batch: int, *, threads: int | None = None) -> Pe
 
 def _resident_peak() -> int:
     """Bytes: VmHWM where the kernel says it, else what getrusage does."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
                 return 1024 * int(line.split()[1])
-    import resource
-
+    try:
+        import resource
+    except ImportError as error:  # whoever calls has asked `can_tell`
+        raise EngineError("this system tells no peak memory", hint="see can_tell") from error
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most
 

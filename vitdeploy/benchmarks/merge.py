@@ -148,11 +148,16 @@ def table_rows(merged: MergedReport) -> tuple[tuple[str, ...], list[tuple[str, .
 def to_markdown(merged: MergedReport) -> str:
     """The merged comparison as GitHub-flavoured Markdown; text from outside is escaped."""
     header, rows = table_rows(merged)
-    lines = [f"# {escape(merged.title)}: {len(merged.devices)} devices", ""]
+    lines = [f"# {escape(merged.title)}: {len(merged.devices)} reports", ""]
     lines += [f"**{escape(merged.verdict())}**", ""]
     lines += [table_line(header), table_line(["---"] * len(header))]
     lines += [table_line([escape(cell) for cell in row]) for row in rows]
-    lines += ["", "Speed-ups are against the source on the same device, in the same run.", ""]
+    lines += [
+        "",
+        "Speed-ups are of one run on one device: against the source, or where it was not timed, "
+        "against the first engine.",
+        "",
+    ]
     for device in merged.devices:
         machine = device.report.environment
         packages = ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))

@@ -12,7 +12,7 @@ from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session, image_input
 from vitdeploy.benchmarks.engines import measure_engines
 from vitdeploy.benchmarks.machine import Conditions, Energy, EnergyMeter, energy_of, observe
-from vitdeploy.benchmarks.memory import peak_memory
+from vitdeploy.benchmarks.memory import PeakMemory, can_tell, peak_memory
 from vitdeploy.benchmarks.roofline import (
     GraphWork,
     MachinePeak,
@@ -97,11 +97,7 @@ def with_surroundings(
         peak=peak,
         shares=tuple(shares),
         energy=_energies(engines, sessions, batches, machine, progress),
-        memory=tuple(
-            peak_memory(engine, batch, threads=machine.threads)
-            for engine in engines
-            for batch in batches
-        ),
+        memory=_memories(engines, batches, machine, progress),
     )
 
 
@@ -131,6 +127,19 @@ def noise(engine: Engine, batch: int) -> np.ndarray:
         0, 256, (batch, height, width, channels), dtype=np.uint8
     )
     return pixels if takes.dtype == "uint8" else model.source.preprocessing.normalize_bytes(pixels)
+
+
+def _memories(
+    engines: Sequence[Engine], batches: Sequence[int], machine: Machine, progress: Progress
+) -> tuple[PeakMemory, ...]:
+    if not can_tell():
+        progress.note("no peak memory: this system does not say it")
+        return ()
+    return tuple(
+        peak_memory(engine, batch, threads=machine.threads)
+        for engine in engines
+        for batch in batches
+    )
 
 
 def _energies(

@@ -110,6 +110,17 @@ def test_a_device_that_was_only_timed_may_join() -> None:
     assert len(merge([ON_CPU, timed]).devices) == 2
 
 
+def test_without_the_source_speeds_are_against_the_first_engine() -> None:
+    """Stored outputs are no timing: the verdict names what was timed."""
+    untimed = replace(ON_CPU, source_throughput=(), source_label="PyTorch (stored outputs)")
+    first = replace(untimed.rows[1].speedups[0], baseline="ONNX Runtime fp32")
+    rows = (untimed.rows[0], replace(untimed.rows[1], speedups=(first,)))
+    verdict = replace(untimed, rows=rows).verdict()
+    assert "as fast as ONNX Runtime fp32" in verdict
+    assert "stored outputs" not in verdict
+    assert "as fast as PyTorch eager fp32" in ON_CPU.verdict()
+
+
 def test_one_report_is_nothing_to_merge() -> None:
     with pytest.raises(InputError, match="1 report"):
         merge([ON_CPU])

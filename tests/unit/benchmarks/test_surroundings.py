@@ -15,6 +15,7 @@ from vitdeploy import api
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
+from vitdeploy.benchmarks import surroundings
 from vitdeploy.benchmarks.driving import OwnDriver
 from vitdeploy.benchmarks.end_to_end import measure_end_to_end
 from vitdeploy.benchmarks.machine import EnergyMeter, observe
@@ -70,6 +71,13 @@ def test_each_engine_has_its_share_and_its_memory(engine: Engine, tmp_path: Path
     assert memory.peak_bytes > engine.size_bytes
     assert [conditions.threads for conditions in found.conditions] == [1, 1]
     assert found.energy == ()
+
+
+def test_a_system_that_tells_no_memory_is_no_error(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surroundings, "can_tell", lambda: False)
+    assert surrounded(engine, 100.0, tmp_path).memory == ()
 
 
 def test_a_timing_no_machine_could_reach_is_refused(engine: Engine, tmp_path: Path) -> None:

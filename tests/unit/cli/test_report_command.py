@@ -35,7 +35,7 @@ def test_two_devices_become_one_comparison(tmp_path: Path) -> None:
     found = run(*names, "-o", str(tmp_path / "out"))
     assert found.exit_code == 0, found.output
     assert "FP16 on TensorRT on NVIDIA L4 is the fastest" in found.output
-    assert "at 224x224: 2 devices" in (tmp_path / "out/merged.md").read_text()
+    assert "at 224x224: 2 reports" in (tmp_path / "out/merged.md").read_text()
     found = run(*names, "--json", "-o", str(tmp_path / "out"))
     devices = json.loads(found.stdout)["devices"]
     assert [device["name"] for device in devices] == ["A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4"]

@@ -192,8 +192,10 @@ class Report:
         speedup, parts = row.best_speedup, []
         if speedup is not None:
             unsettled = "" if row.stable else " (timings did not settle)"
+            # Without the source in the same rounds, speeds are against the first engine.
+            baseline = self.source_label if self.source_throughput else speedup.baseline
             parts.append(
-                f"is {wording.speedup(speedup)} as fast as {self.source_label} "
+                f"is {wording.speedup(speedup)} as fast as {baseline} "
                 f"at batch {speedup.batch}{unsettled}"
             )
         if row.accuracy is not None:
