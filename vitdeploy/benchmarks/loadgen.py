@@ -50,9 +50,9 @@ class LoadGenDriver:
         settings.min_duration_ms = round(1000 * seconds)
         settings.multi_stream_samples_per_query = len(batch)
 
-        def issue(samples: list[Any]) -> None:
+        def issue(ids: list[int]) -> None:
             session.run(batch)
-            _complete(loadgen, samples)
+            _complete(loadgen, ids)
 
         return _latencies(loadgen, settings, issue, samples=len(batch))
 
@@ -73,20 +73,20 @@ class LoadGenDriver:
 @contextmanager
 def _served(
     loadgen: Any, session: Session, images: NDArray
-) -> Iterator[Callable[[list[Any]], None]]:
+) -> Iterator[Callable[[list[int]], None]]:
     """A thread that runs what waits, up to len(images) at a time; LoadGen's must not block."""
-    waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
     def work() -> None:
-        while (sample := waiting.get()) is not None:
-            taken, ended = [sample], False
+        while (number := waiting.get()) is not None:
+            taken, ended = [number], False
             while len(taken) < len(images) and not waiting.empty():
-                sample = waiting.get()
-                if sample is None:
+                number = waiting.get()
+                if number is None:
                     ended = True
                     break
-                taken.append(sample)
+                taken.append(number)
             if not failures:
                 try:
                     session.run(images[: len(taken)])
@@ -97,9 +97,9 @@ def _served(
             if ended:
                 return
 
-    def issue(samples: list[Any]) -> None:
-        for sample in samples:
-            waiting.put(sample)
+    def issue(ids: list[int]) -> None:
+        for number in ids:
+            waiting.put(number)
 
     worker = threading.Thread(target=work, name="served by LoadGen")
     worker.start()
@@ -122,20 +122,22 @@ def _settings(loadgen: Any, scenario: str, queries: int) -> Any:
 
 
 def _latencies(
-    loadgen: Any, settings: Any, issue: Callable[[list[Any]], None], *, samples: int = 1
+    loadgen: Any, settings: Any, issue: Callable[[list[int]], None], *, samples: int = 1
 ) -> list[float]:
     """Run one test; ms from when a query was due to when its answer was there, in order."""
     failures: list[BaseException] = []
 
     def guarded(sent: list[Any]) -> None:
+        # The samples live in LoadGen's memory, for the length of this call.
+        ids = [sample.id for sample in sent]
         try:
             if not failures:
-                issue(sent)
+                issue(ids)
                 return
         except BaseException as error:  # noqa: BLE001 (must not cross LoadGen's frames; raised below)
             failures.append(error)
         # LoadGen would wait for ever for samples nobody ends.
-        _complete(loadgen, sent)
+        _complete(loadgen, ids)
 
     with tempfile.TemporaryDirectory(prefix="vitdeploy-loadgen-") as folder:
         output = loadgen.LogOutputSettings()
@@ -149,7 +151,10 @@ def _latencies(
         try:
             # A file of this name in the working folder would change the settings.
             audit = str(Path(folder) / "none")
-            loadgen.StartTestWithLogSettings(system, library, settings, log, audit)
+            _apart(
+                lambda: loadgen.StartTestWithLogSettings(system, library, settings, log, audit),
+                failures,
+            )
         finally:
             loadgen.DestroyQSL(library)
             loadgen.DestroySUT(system)
@@ -158,10 +163,35 @@ def _latencies(
         return read_trace((Path(folder) / _TRACE).read_text(encoding="utf-8"))
 
 
-def _complete(loadgen: Any, samples: list[Any]) -> None:
-    loadgen.QuerySamplesComplete(
-        [loadgen.QuerySampleResponse(sample.id, 0, 0) for sample in samples]
-    )
+def _apart(start: Callable[[], None], failures: list[BaseException]) -> None:
+    """Run a test on a thread of its own: an interrupt must not end a callback half-way.
+
+    Python interrupts the main thread alone. A query that is ended twice would
+    break LoadGen's memory; so after an interrupt queries are ended without
+    being run, until LoadGen's schedule is through.
+    """
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            start()
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=run, name="LoadGen")
+    thread.start()
+    # Neither waits without end, which no signal that another thread took would break, nor a join:
+    # an interrupted one takes a running thread for ended (Python 3.11).
+    while not ended.is_set():
+        try:
+            ended.wait(0.2)
+        except KeyboardInterrupt as error:
+            failures.append(error)
+    thread.join()
+
+
+def _complete(loadgen: Any, ids: list[int]) -> None:
+    loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(number, 0, 0) for number in ids])
 
 
 def read_trace(text: str) -> list[float]:

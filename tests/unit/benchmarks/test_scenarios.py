@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -316,6 +317,25 @@ class TestLoadGen:
             driver.stream(Broken(1), ONE, queries=5, seconds=0)
         with pytest.raises(EngineError, match="lost"):
             driver.serve(Broken(1), ONE, 500.0, ScenarioConfig(min_queries=5, min_seconds=0))
+
+    def test_an_interrupt_ends_the_run_and_nothing_is_ended_twice(self) -> None:
+        """LoadGen's memory would break; what was not run yet is not run any more."""
+        runs: list[int] = []
+
+        class Interrupting(Sleeper):
+            def run(self, batch: NDArray) -> NDArray[np.float32]:
+                runs.append(len(batch))
+                if len(runs) == 3:
+                    signal.raise_signal(signal.SIGINT)
+                return super().run(batch)
+
+        driver, config = loadgen.LoadGenDriver(), ScenarioConfig(min_queries=300, min_seconds=0)
+        with pytest.raises(KeyboardInterrupt):
+            driver.stream(Interrupting(5), ONE, queries=400, seconds=0)
+        assert len(runs) < 50
+        runs.clear()
+        with pytest.raises(KeyboardInterrupt):
+            driver.serve(Interrupting(1), ONE, 500.0, config)
 
     def test_what_waits_is_run_together_here_too(self) -> None:
         sizes: list[int] = []

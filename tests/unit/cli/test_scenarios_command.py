@@ -1,0 +1,55 @@
+"""`vitdeploy benchmark --scenario`: found, told and kept beside the engine."""
+
+from __future__ import annotations
+
+import json
+from itertools import count
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vitdeploy import api
+from vitdeploy.artifacts.files import from_json
+from vitdeploy.artifacts.onnx_model import read_onnx_model
+from vitdeploy.backends import registry
+from vitdeploy.benchmarks import loadgen
+from vitdeploy.benchmarks.driving import OwnDriver
+from vitdeploy.benchmarks.scenarios import ScenarioResult
+from vitdeploy.cli import cli
+from vitdeploy.demo import assets
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is 2 ms after the last one: nothing depends on the machine."""
+    ticks = count()
+    driver = OwnDriver(lambda: 0.002 * next(ticks), lambda _: None)
+    monkeypatch.setattr(loadgen, "best_driver", lambda: driver)
+
+
+@pytest.mark.usefixtures("steady")
+def test_each_scenario_is_told_and_kept(tmp_path: Path) -> None:
+    engine = api.build_engine(read_onnx_model(assets.GRAPH), registry.get("onnxruntime"), tmp_path)
+    asked = ["--scenario", "single-stream", "--seconds", "1"]
+    found = CliRunner().invoke(cli, ["benchmark", str(engine.path), *asked])
+    assert found.exit_code == 0, found.output
+    assert "queries are sent by vitdeploy" in found.output
+    assert "single-stream: p50 2 ms (2 to 2), p90 2 ms (2 to 2), p99 2 ms" in found.output
+    kept = engine.path.with_name(engine.path.stem + ".scenarios.json")
+    result = from_json(kept.read_text(encoding="utf-8"), ScenarioResult, origin="kept")
+    assert [stream.scenario for stream in result.streams] == ["single-stream"]
+    assert [stream.batch for stream in result.streams] == [1]
+    assert result.engine_digest == engine.manifest.engine_digest
+
+
+def test_an_unknown_scenario_is_refused() -> None:
+    found = CliRunner().invoke(cli, ["benchmark", "--scenario", "offlne"])
+    assert found.exit_code == 2
+    assert "single-stream" in found.output
+
+
+def test_records_are_json(tmp_path: Path) -> None:
+    text = json.dumps({"engine_digest": "a", "streams": [], "offline": None, "server": None,
+                       "schema_version": 1})  # fmt: skip
+    assert from_json(text, ScenarioResult, origin="x") == ScenarioResult("a")
