@@ -49,12 +49,12 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# A process for each folder: native libraries of several runtimes pile up in one, and one that
-# crashes would take all that follows with it.
-FOLDERS := tests/integration tests/packaging $(filter-out %__pycache__/,$(wildcard tests/unit/*/))
+# Each worker takes whole files and computes with one thread. A native library that crashes takes
+# one test with it: it is named, and a new worker goes on.
+WORKERS ?= 2
 
 unit: setup
-	set -e; for folder in $(FOLDERS); do $(BIN)/python -m pytest -m 'not slow' $$folder; done
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' -n $(WORKERS) --dist loadfile --durations 20
 
 setup: .venv/.ready
 
