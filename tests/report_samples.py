@@ -9,10 +9,10 @@ import numpy as np
 
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
 from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.benchmarks.statistics import ratio_interval
-from vitdeploy.benchmarks.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment
 from vitdeploy.preprocessing import Preprocessing
 

@@ -26,7 +26,7 @@ from PIL import Image
 from vitdeploy import api
 from vitdeploy.artifacts import reference
 from vitdeploy.artifacts.onnx_model import with_description
-from vitdeploy.benchmarks.evaluation import reference_outputs
+from vitdeploy.benchmarks.accuracy.evaluation import reference_outputs
 from vitdeploy.demo import assets, fashion_mnist
 from vitdeploy.export.export import ExportOptions
 from vitdeploy.images import scan

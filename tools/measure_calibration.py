@@ -23,7 +23,7 @@ from PIL import Image
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of
 from vitdeploy.calibration.gathering import Gathering
 from vitdeploy.calibration.grids import INT8
 from vitdeploy.calibration.image_set import choose

@@ -23,7 +23,7 @@ from PIL import Image
 from vitdeploy import environment
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of
 from vitdeploy.demo import assets
 from vitdeploy.images import ImageSet, batches, decode, scan
 

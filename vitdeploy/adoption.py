@@ -13,8 +13,8 @@ from vitdeploy.api import Baseline
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.backends.base import image_input
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks import evaluation
-from vitdeploy.benchmarks.kinds import kind_of
+from vitdeploy.benchmarks.accuracy import evaluation
+from vitdeploy.benchmarks.accuracy.kinds import kind_of
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet
 from vitdeploy.progress import SILENT, Progress

@@ -36,17 +36,17 @@ from vitdeploy.backends.base import (
 )
 from vitdeploy.backends.selftest.run import selftest as selftest
 from vitdeploy.backends.tensorrt import device
-from vitdeploy.benchmarks import evaluation
-from vitdeploy.benchmarks.engines import common_input_shape, measure_engines
-from vitdeploy.benchmarks.evaluation import EvaluationResult
-from vitdeploy.benchmarks.forecasting import forecast as forecast
-from vitdeploy.benchmarks.judging import judge
-from vitdeploy.benchmarks.kinds import kind_of
+from vitdeploy.benchmarks.accuracy import evaluation
+from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+from vitdeploy.benchmarks.accuracy.forecasting import forecast as forecast
+from vitdeploy.benchmarks.accuracy.judging import judge
+from vitdeploy.benchmarks.accuracy.kinds import kind_of
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
 from vitdeploy.benchmarks.report.write import write_report
-from vitdeploy.benchmarks.surroundings import measure_thoroughly
-from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
+from vitdeploy.benchmarks.speed.engines import common_input_shape, measure_engines
+from vitdeploy.benchmarks.speed.surroundings import measure_thoroughly
+from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, TimingConfig
 from vitdeploy.calibration.precision import PrecisionRequest as PrecisionRequest
 from vitdeploy.calibration.precision import with_precision as with_precision
 from vitdeploy.environment import Environment

@@ -43,7 +43,7 @@ from vitdeploy.backends import registry
 from vitdeploy.backends.cold_start import ColdStart, measure_cold_start
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.report.write import write_report
-from vitdeploy.benchmarks.throughput import TimingConfig
+from vitdeploy.benchmarks.speed.throughput import TimingConfig
 from vitdeploy.environment import Environment
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.images import ImageItem, ImageSet, image_digest

@@ -15,10 +15,10 @@ from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.artifacts.source import SourceDescription, description_in
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
-from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report, ReportRow
-from vitdeploy.benchmarks.throughput import TimingConfig
+from vitdeploy.benchmarks.speed.throughput import TimingConfig
 from vitdeploy.demo import assets
 from vitdeploy.errors import (
     EngineError,

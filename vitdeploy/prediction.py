@@ -16,7 +16,7 @@ from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Session, image_input
-from vitdeploy.benchmarks.kinds import Kind, kind_of
+from vitdeploy.benchmarks.accuracy.kinds import Kind, kind_of
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import decode, image_files
 from vitdeploy.progress import SILENT, Progress

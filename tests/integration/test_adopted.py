@@ -22,7 +22,7 @@ from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of
 from vitdeploy.demo import assets
 from vitdeploy.errors import InputError
 from vitdeploy.images import batches, scan

@@ -16,7 +16,7 @@ from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions, Session
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of
 from vitdeploy.calibration.image_set import CalibrationSet, choose
 from vitdeploy.calibration.quantize import QuantizationOptions, quantize
 from vitdeploy.calibration.ranges import RangeMethod

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.artifacts.files import from_json, read_text, to_json, write_text
-from vitdeploy.benchmarks.accuracy import AccuracyComparison
-from vitdeploy.benchmarks.throughput import ThroughputComparison
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison
+from vitdeploy.benchmarks.speed.throughput import ThroughputComparison
 
 RESULTS = Path(__file__).parent / "results"
 

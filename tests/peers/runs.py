@@ -29,7 +29,7 @@ from vitdeploy.artifacts.onnx_model import (
 )
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
-from vitdeploy.benchmarks.accuracy import compare
+from vitdeploy.benchmarks.accuracy.classes import compare
 from vitdeploy.errors import VitDeployError
 from vitdeploy.target import parse_targets
 

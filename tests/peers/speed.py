@@ -9,7 +9,7 @@ from tests.peers.registry import PEERS
 from tests.peers.runs import Bench, setting_of
 from tests.peers.sessions import RUNTIMES, offered, open_session
 from vitdeploy.backends.base import Session, image_input
-from vitdeploy.benchmarks.throughput import TimingConfig, measure_interleaved
+from vitdeploy.benchmarks.speed.throughput import TimingConfig, measure_interleaved
 from vitdeploy.errors import InputError, VitDeployError
 
 BASELINE = "float on onnxruntime"

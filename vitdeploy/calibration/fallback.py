@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import FallbackStep, ModelDescription
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
-from vitdeploy.benchmarks.evaluation import logits_of, require_classes, require_disjoint
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of, require_classes, require_disjoint
 from vitdeploy.benchmarks.statistics import tango_upper
 from vitdeploy.calibration.plan import QuantizationPlan
 from vitdeploy.calibration.sensitivity import Sensitivity, sensitivities

@@ -23,7 +23,7 @@ from vitdeploy.cli.options import (
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
-    from vitdeploy.benchmarks.throughput import BenchmarkResult
+    from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.images import ImageSet
 
 FILE_NAME = "benchmark.json"
@@ -105,7 +105,7 @@ def command(
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.throughput import TimingConfig
+    from vitdeploy.benchmarks.speed.throughput import TimingConfig
     from vitdeploy.images import scan
 
     sink = console.progress()
@@ -166,7 +166,7 @@ def _rows(comparison: Any) -> list[tuple[str, ...]]:
 
 def _lines(result: BenchmarkResult) -> list[str]:
     """What the figures mean, a sentence each."""
-    from vitdeploy.benchmarks.payoff import payoffs
+    from vitdeploy.benchmarks.speed.payoff import payoffs
 
     lines = [payoff.in_words() for payoff in payoffs(result)]
     for digest in result.engine_digests:
@@ -201,7 +201,7 @@ def _from_files(
     if images is None:
         return []
     from vitdeploy import api
-    from vitdeploy.benchmarks.end_to_end import measure_end_to_end
+    from vitdeploy.benchmarks.speed.end_to_end import measure_end_to_end
 
     found = []
     for engine in engines:
@@ -224,9 +224,9 @@ def _run_scenarios(
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import plain, to_json, write_text
-    from vitdeploy.benchmarks.loadgen import best_driver
-    from vitdeploy.benchmarks.scenario_runs import run_scenarios
-    from vitdeploy.benchmarks.scenarios import ScenarioConfig
+    from vitdeploy.benchmarks.speed.loadgen import best_driver
+    from vitdeploy.benchmarks.speed.scenario_runs import run_scenarios
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
 
     sink = console.progress()
     place = workspace(sink.note)

@@ -21,7 +21,7 @@ from vitdeploy.cli.options import (
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.onnx_model import ModelDescription
-    from vitdeploy.benchmarks.diagnosis import LostAnswers, Stage
+    from vitdeploy.benchmarks.diagnosis.diagnose import LostAnswers, Stage
     from vitdeploy.images import ImageSet
     from vitdeploy.workspace import Workspace
 
@@ -50,7 +50,7 @@ def command(file: Path | None, data: Path | None, count: int, as_json: bool, **r
       vitdeploy diagnose vit_int8.engine --data val/ --model my_vit.safetensors
       vitdeploy diagnose vit_fp16.onnx --data val/
     """
-    from vitdeploy.benchmarks.diagnosis import diagnose
+    from vitdeploy.benchmarks.diagnosis.diagnose import diagnose
     from vitdeploy.errors import GateFailedError, InputError
 
     sink = console.progress()
@@ -83,7 +83,7 @@ def command(file: Path | None, data: Path | None, count: int, as_json: bool, **r
 def _chain(file: Path | None, place: Workspace, sink: Any) -> tuple[list[Any], Any]:
     """The graphs, first made first, and the engine where one was named."""
     from vitdeploy.artifacts.onnx_model import read_onnx_model
-    from vitdeploy.benchmarks.stages import graph_of, lineage
+    from vitdeploy.benchmarks.diagnosis.stages import graph_of, lineage
 
     if file is not None and file.suffix == ".onnx":
         return lineage(read_onnx_model(file), sink.note), None
@@ -97,7 +97,7 @@ def _chain(file: Path | None, place: Workspace, sink: Any) -> tuple[list[Any], A
 
 def _stages(graphs: list[Any], engine: Any, images: ImageSet, threads: int | None) -> list[Stage]:
     from vitdeploy import api
-    from vitdeploy.benchmarks.stages import engine_stage, graph_stage
+    from vitdeploy.benchmarks.diagnosis.stages import engine_stage, graph_stage
 
     stages = [graph_stage(graph, images, threads=threads) for graph in graphs]
     if engine is not None:
@@ -116,8 +116,8 @@ def _source_stage(
 ) -> list[Stage]:
     """PyTorch, where a model is named (or the recipe's is this one) and it can be loaded."""
     from vitdeploy import api
-    from vitdeploy.benchmarks.diagnosis import Stage
-    from vitdeploy.benchmarks.stages import input_of
+    from vitdeploy.benchmarks.diagnosis.diagnose import Stage
+    from vitdeploy.benchmarks.diagnosis.stages import input_of
     from vitdeploy.errors import MissingDependencyError
 
     if model["model_name"] is None and not place.knows(description.source):

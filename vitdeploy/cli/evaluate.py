@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from vitdeploy.api import Baseline
     from vitdeploy.artifacts.engine import Engine
     from vitdeploy.artifacts.onnx_model import ModelDescription
-    from vitdeploy.benchmarks.evaluation import EvaluationResult
-    from vitdeploy.benchmarks.judging import AnyComparison
+    from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.accuracy.judging import AnyComparison
     from vitdeploy.benchmarks.report.model import AccuracyForecast
     from vitdeploy.images import ImageSet
     from vitdeploy.workspace import Workspace
@@ -155,7 +155,7 @@ def _forecast(
 
 
 def _images(place: Workspace, description: ModelDescription, options: dict[str, Any]) -> ImageSet:
-    from vitdeploy.benchmarks.kinds import kind_of
+    from vitdeploy.benchmarks.accuracy.kinds import kind_of
     from vitdeploy.errors import InputError
     from vitdeploy.workspace import Labelling
 
@@ -180,7 +180,7 @@ def _baseline(
     """The source's answers: stored ones, those of an adopted graph, or of PyTorch itself."""
     from vitdeploy import api
     from vitdeploy.artifacts import reference as references
-    from vitdeploy.benchmarks.evaluation import reference_outputs
+    from vitdeploy.benchmarks.accuracy.evaluation import reference_outputs
     from vitdeploy.cli.options import MODEL_KEYS
 
     stored, threads = options["reference"], options["threads"]
@@ -226,7 +226,7 @@ def _forecast_beside(
     engine: Engine, images: ImageSet, note: Callable[[str], None]
 ) -> AccuracyForecast | None:
     """What was forecast of the engine's graph on these very images; None where nothing was."""
-    from vitdeploy.benchmarks.evaluation import digest_of
+    from vitdeploy.benchmarks.accuracy.evaluation import digest_of
     from vitdeploy.cli.report import forecasts_beside
 
     found = forecasts_beside([engine], note).get(engine.manifest.model_digest)

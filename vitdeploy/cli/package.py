@@ -162,7 +162,7 @@ def _labels_apart(model: ModelDescription) -> SourceDescription:
     """The source; without its labels where nothing is judged by them, so any folder will do."""
     from dataclasses import replace
 
-    from vitdeploy.benchmarks.kinds import kind_of
+    from vitdeploy.benchmarks.accuracy.kinds import kind_of
 
     judged = kind_of(model.source.task, model.output) in ("classes", "multilabel")
     return model.source if judged else replace(model.source, labels=())
@@ -176,7 +176,7 @@ def _reference(
 
     from vitdeploy import api
     from vitdeploy.artifacts import reference as references
-    from vitdeploy.benchmarks.evaluation import reference_outputs
+    from vitdeploy.benchmarks.accuracy.evaluation import reference_outputs
     from vitdeploy.cli.options import MODEL_KEYS
 
     if options["reference"] is not None:

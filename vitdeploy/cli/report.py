@@ -13,9 +13,9 @@ from vitdeploy.cli.options import PATH, json_option, workspace
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine, EngineManifest
-    from vitdeploy.benchmarks.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
     from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
-    from vitdeploy.benchmarks.throughput import BenchmarkResult
+    from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 
 Finding = TypeVar("Finding")
 Say = Callable[[str], None]
@@ -109,7 +109,7 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
 
 def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
     """Several devices as one comparison."""
-    from vitdeploy.benchmarks.merge import merge, table_rows, write_merged
+    from vitdeploy.benchmarks.report.merge import merge, table_rows, write_merged
     from vitdeploy.benchmarks.report.model import read_report
     from vitdeploy.pipeline import now
 
@@ -126,8 +126,8 @@ def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
 def _compare(baseline: Path, report: Report, output: Path, as_json: bool) -> None:
     """List what changed since `baseline`. Raises GateFailedError where something became worse."""
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.regressions import regressions
     from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.benchmarks.report.regressions import regressions
 
     found = regressions(read_report(baseline), report)
     written = output / "regressions.json"
@@ -183,7 +183,7 @@ def _siblings(newest: Path, note: Say) -> list[Engine]:
 
 
 def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult]:
-    from vitdeploy.benchmarks.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 
     found = {}
     for engine in engines:
@@ -213,7 +213,7 @@ def forecasts_beside(engines: list[Engine], note: Say) -> dict[str, AccuracyFore
 
 
 def _benchmark(engines: list[Engine], note: Say) -> BenchmarkResult | None:
-    from vitdeploy.benchmarks.throughput import BenchmarkResult
+    from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.cli.benchmark import FILE_NAME
 
     path = engines[0].path.with_name(FILE_NAME)

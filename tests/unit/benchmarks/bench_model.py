@@ -10,7 +10,7 @@ from patterned import SIZE
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import logits_of
+from vitdeploy.benchmarks.accuracy.evaluation import logits_of
 from vitdeploy.images import ImageSet
 from vitdeploy.preprocessing import Preprocessing
 

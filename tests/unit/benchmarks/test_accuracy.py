@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks.accuracy import MAX_FLIPPED, AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.classes import MAX_FLIPPED, AccuracyComparison, compare
 from vitdeploy.benchmarks.statistics import tango_interval, tango_upper
 from vitdeploy.errors import GateFailedError, InputError
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks import evaluation
-from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
-from vitdeploy.benchmarks.throughput import BenchmarkResult, Measurement, ThroughputComparison
+from vitdeploy.benchmarks.accuracy import evaluation
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, Measurement, ThroughputComparison
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageItem, ImageSet
 

@@ -16,7 +16,7 @@ from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.artifacts.onnx_model import OnnxModel, with_description
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.backends.onnxruntime_ import OnnxRuntimeBackend
-from vitdeploy.benchmarks.evaluation import EvaluationResult, digest_of, reference_outputs
+from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult, digest_of, reference_outputs
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.markdown import to_markdown
 from vitdeploy.benchmarks.report.model import AccuracyForecast

@@ -9,7 +9,7 @@ import pytest
 from report_samples import CPU, JETSON, L4, accuracy, report
 
 from vitdeploy.artifacts.files import from_json
-from vitdeploy.benchmarks.merge import (
+from vitdeploy.benchmarks.report.merge import (
     MergedReport,
     device_names,
     merge,

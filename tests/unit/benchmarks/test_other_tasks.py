@@ -10,13 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks import ranking
-from vitdeploy.benchmarks.comparison import Comparison
-from vitdeploy.benchmarks.features import NEIGHBOURS, compare_features, nearest
-from vitdeploy.benchmarks.judging import AnyComparison
-from vitdeploy.benchmarks.kinds import kind_of
-from vitdeploy.benchmarks.multilabel import compare_multilabel
-from vitdeploy.benchmarks.regression import compare_regression
+from vitdeploy.benchmarks.accuracy import ranking
+from vitdeploy.benchmarks.accuracy.comparison import Comparison
+from vitdeploy.benchmarks.accuracy.features import NEIGHBOURS, compare_features, nearest
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison
+from vitdeploy.benchmarks.accuracy.kinds import kind_of
+from vitdeploy.benchmarks.accuracy.multilabel import compare_multilabel
+from vitdeploy.benchmarks.accuracy.regression import compare_regression
 from vitdeploy.errors import GateFailedError, InputError
 
 Rows = NDArray[np.float32]

@@ -10,18 +10,18 @@ import pytest
 from numpy.typing import NDArray
 from report_samples import report
 
-import vitdeploy.benchmarks.engines as under_test
+import vitdeploy.benchmarks.speed.engines as under_test
 from vitdeploy import api
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
-from vitdeploy.benchmarks.engines import measure_engines
-from vitdeploy.benchmarks.memory import peak_memory
-from vitdeploy.benchmarks.payoff import payoffs
+from vitdeploy.benchmarks.speed.engines import measure_engines
+from vitdeploy.benchmarks.speed.memory import peak_memory
+from vitdeploy.benchmarks.speed.payoff import payoffs
 from vitdeploy.benchmarks.report.html import to_html
 from vitdeploy.benchmarks.report.markdown import payoff_sentences, to_markdown
-from vitdeploy.benchmarks.throughput import (
+from vitdeploy.benchmarks.speed.throughput import (
     BenchmarkResult,
     Measurement,
     ThroughputComparison,

@@ -13,7 +13,7 @@ from bench_model import Bench
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import OnnxModel
-from vitdeploy.benchmarks.judging import AnyComparison, judge
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison, judge
 from vitdeploy.errors import GateFailedError
 from vitdeploy.graph import files
 

@@ -9,7 +9,7 @@ import pytest
 from report_samples import CPU, L4, accuracy, report
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks.regressions import (
+from vitdeploy.benchmarks.report.regressions import (
     RegressionReport,
     Tolerance,
     drop_change,

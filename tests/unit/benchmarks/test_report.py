@@ -20,12 +20,12 @@ from vitdeploy.artifacts.onnx_model import (
     Verification,
 )
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
 from vitdeploy.benchmarks.report.html import PLOTS_LEFT_OUT, to_html
 from vitdeploy.benchmarks.report.markdown import table_rows, to_markdown
 from vitdeploy.benchmarks.report.model import Flip, Report, ReportRow, read_report
 from vitdeploy.benchmarks.report.write import write_report
-from vitdeploy.benchmarks.throughput import Measurement, Speedup
+from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks import machine
-from vitdeploy.benchmarks.machine import EnergyMeter, GpuConditions, energy_of, observe
-from vitdeploy.benchmarks.roofline import (
+from vitdeploy.benchmarks.speed import machine
+from vitdeploy.benchmarks.speed.machine import EnergyMeter, GpuConditions, energy_of, observe
+from vitdeploy.benchmarks.speed.roofline import (
     GraphWork,
     MachinePeak,
     _products,
     measure_peak,
     share_of_roofline,
 )
-from vitdeploy.benchmarks.throughput import Measurement
+from vitdeploy.benchmarks.speed.throughput import Measurement
 from vitdeploy.errors import InputError, UnstableMeasurementError
 
 CORE = sorted(os.sched_getaffinity(0))[0] if hasattr(os, "sched_getaffinity") else 0

@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks import loadgen
-from vitdeploy.benchmarks.driving import OwnDriver, poisson_arrivals, queries_at
-from vitdeploy.benchmarks.latencies import most_over, percentile
-from vitdeploy.benchmarks.scenario_runs import highest_rate, run_offline, run_server, run_stream
-from vitdeploy.benchmarks.scenarios import (
+from vitdeploy.benchmarks.speed import loadgen
+from vitdeploy.benchmarks.speed.driving import OwnDriver, poisson_arrivals, queries_at
+from vitdeploy.benchmarks.speed.latencies import most_over, percentile
+from vitdeploy.benchmarks.speed.scenario_runs import highest_rate, run_offline, run_server, run_stream
+from vitdeploy.benchmarks.speed.scenarios import (
     OfflineResult,
     ScenarioConfig,
     ScenarioResult,

@@ -10,20 +10,20 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-import vitdeploy.benchmarks.end_to_end as under_test
+import vitdeploy.benchmarks.speed.end_to_end as under_test
 from vitdeploy import api
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
-from vitdeploy.benchmarks import surroundings
-from vitdeploy.benchmarks.driving import OwnDriver
-from vitdeploy.benchmarks.end_to_end import measure_end_to_end
-from vitdeploy.benchmarks.machine import EnergyMeter, observe
-from vitdeploy.benchmarks.roofline import MachinePeak
-from vitdeploy.benchmarks.scenario_runs import run_scenarios
-from vitdeploy.benchmarks.scenarios import ScenarioConfig
-from vitdeploy.benchmarks.surroundings import Machine, noise, with_surroundings, work_beside
-from vitdeploy.benchmarks.throughput import (
+from vitdeploy.benchmarks.speed import surroundings
+from vitdeploy.benchmarks.speed.driving import OwnDriver
+from vitdeploy.benchmarks.speed.end_to_end import measure_end_to_end
+from vitdeploy.benchmarks.speed.machine import EnergyMeter, observe
+from vitdeploy.benchmarks.speed.roofline import MachinePeak
+from vitdeploy.benchmarks.speed.scenario_runs import run_scenarios
+from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
+from vitdeploy.benchmarks.speed.surroundings import Machine, noise, with_surroundings, work_beside
+from vitdeploy.benchmarks.speed.throughput import (
     BenchmarkResult,
     Measurement,
     ThroughputComparison,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks.throughput import Measurement, TimingConfig, measure_interleaved
+from vitdeploy.benchmarks.speed.throughput import Measurement, TimingConfig, measure_interleaved
 from vitdeploy.errors import EngineError, InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitdeploy.benchmarks.throughput import Measurement, Speedup, ThroughputComparison
+from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup, ThroughputComparison
 from vitdeploy.cli.benchmark import _rows
 
 

@@ -13,9 +13,9 @@ from vitdeploy import api
 from vitdeploy.artifacts.files import from_json
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
-from vitdeploy.benchmarks import loadgen
-from vitdeploy.benchmarks.driving import OwnDriver
-from vitdeploy.benchmarks.scenarios import ScenarioResult
+from vitdeploy.benchmarks.speed import loadgen
+from vitdeploy.benchmarks.speed.driving import OwnDriver
+from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
 from vitdeploy.cli import cli
 from vitdeploy.demo import assets
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription
-from vitdeploy.benchmarks.evaluation import EvaluationResult
+from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 from vitdeploy.benchmarks.report.model import AccuracyForecast, Report, ReportRow
-from vitdeploy.benchmarks.throughput import BenchmarkResult
+from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 from vitdeploy.errors import InputError
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitdeploy.artifacts.onnx_model import FallbackStep
 from vitdeploy.benchmarks.report.model import Report
-from vitdeploy.benchmarks.throughput import Measurement
+from vitdeploy.benchmarks.speed.throughput import Measurement
 
 BAR_WIDTH = 320
 _INK = "#010203"

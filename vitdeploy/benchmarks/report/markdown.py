@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from vitdeploy.benchmarks.payoff import payoffs_of
+from vitdeploy.benchmarks.speed.payoff import payoffs_of
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import Report, ReportRow
-from vitdeploy.benchmarks.throughput import TimedEngine
+from vitdeploy.benchmarks.speed.throughput import TimedEngine
 
 _SPECIAL = str.maketrans(
     {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",

@@ -8,9 +8,9 @@ from typing import Literal
 
 from vitdeploy.artifacts.files import from_json, read_text
 from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
-from vitdeploy.benchmarks.judging import AnyComparison
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison
 from vitdeploy.benchmarks.report import wording
-from vitdeploy.benchmarks.throughput import Measurement, Speedup
+from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError
 

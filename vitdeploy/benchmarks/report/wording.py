@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vitdeploy.benchmarks.judging import AnyComparison
-from vitdeploy.benchmarks.throughput import Measurement, Speedup
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison
+from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 
 BACKENDS = {
     "onnxruntime": "ONNX Runtime",

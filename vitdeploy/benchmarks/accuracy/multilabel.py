@@ -9,8 +9,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks import ranking, statistics
-from vitdeploy.benchmarks.comparison import (
+from vitdeploy.benchmarks.accuracy import ranking
+from vitdeploy.benchmarks import statistics
+from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
     Loss,
@@ -24,7 +25,7 @@ from vitdeploy.benchmarks.comparison import (
     require_spread,
     verdict_of,
 )
-from vitdeploy.benchmarks.vacuous import MIN_IMAGES_FOR_CHANCE
+from vitdeploy.benchmarks.accuracy.vacuous import MIN_IMAGES_FOR_CHANCE
 from vitdeploy.errors import GateFailedError, InputError
 
 

@@ -14,11 +14,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.backends.base import Session
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.timing_guards import Clock, stopwatch
+from vitdeploy.benchmarks.speed.timing_guards import Clock, stopwatch
 from vitdeploy.errors import UnstableMeasurementError
 
 if TYPE_CHECKING:
-    from vitdeploy.benchmarks.throughput import Measurement
+    from vitdeploy.benchmarks.speed.throughput import Measurement
 
 _SIDE = 1024
 _CHAIN = 4

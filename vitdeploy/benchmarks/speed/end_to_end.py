@@ -9,7 +9,7 @@ import numpy as np
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.timing_guards import Clock, settle
+from vitdeploy.benchmarks.speed.timing_guards import Clock, settle
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet, batches, decode
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitdeploy.benchmarks.statistics import ratio_interval
-from vitdeploy.benchmarks.throughput import BenchmarkResult, Measurement, TimedEngine
+from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, Measurement, TimedEngine
 
 _QUANTIZED = ("int8", "fp8")
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.driving import Driver, queries_at
-from vitdeploy.benchmarks.latencies import most_over, percentile
-from vitdeploy.benchmarks.scenarios import (
+from vitdeploy.benchmarks.speed.driving import Driver, queries_at
+from vitdeploy.benchmarks.speed.latencies import most_over, percentile
+from vitdeploy.benchmarks.speed.scenarios import (
     CLOSE,
     STREAMS,
     OfflineResult,
@@ -23,7 +23,7 @@ from vitdeploy.benchmarks.scenarios import (
     StreamResult,
     SweepPoint,
 )
-from vitdeploy.benchmarks.surroundings import noise
+from vitdeploy.benchmarks.speed.surroundings import noise
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.benchmarks import statistics
-from vitdeploy.benchmarks.comparison import (
+from vitdeploy.benchmarks.accuracy.comparison import (
     LEAST_SPREAD,
     MAX_DISAGREEMENT,
     MAX_FLIPPED,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vitdeploy.benchmarks.latencies import Percentile, percentile
+from vitdeploy.benchmarks.speed.latencies import Percentile, percentile
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import Precision
-from vitdeploy.benchmarks.layers import Observed, layer_errors
+from vitdeploy.benchmarks.diagnosis.layers import Observed, layer_errors
 from vitdeploy.errors import GateFailedError
 from vitdeploy.progress import SILENT, Progress
 

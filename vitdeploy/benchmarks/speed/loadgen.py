@@ -16,8 +16,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.driving import Driver, OwnDriver, queries_at
-from vitdeploy.benchmarks.scenarios import ScenarioConfig
+from vitdeploy.benchmarks.speed.driving import Driver, OwnDriver, queries_at
+from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
 from vitdeploy.errors import MissingDependencyError, UnstableMeasurementError
 
 _TRACE = "mlperf_log_trace.json"

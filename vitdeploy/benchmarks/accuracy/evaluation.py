@@ -17,9 +17,9 @@ from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks import ranking
-from vitdeploy.benchmarks.judging import AnyComparison
-from vitdeploy.benchmarks.kinds import Kind
+from vitdeploy.benchmarks.accuracy import ranking
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison
+from vitdeploy.benchmarks.accuracy.kinds import Kind
 from vitdeploy.benchmarks.report.model import AccuracyForecast, Flip
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import ImageSet, batches, decode, image_digest

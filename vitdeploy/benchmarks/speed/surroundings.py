@@ -10,18 +10,18 @@ import numpy as np
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session, image_input
-from vitdeploy.benchmarks.engines import measure_engines
-from vitdeploy.benchmarks.machine import Conditions, Energy, EnergyMeter, energy_of, observe
-from vitdeploy.benchmarks.memory import PeakMemory, can_tell, peak_memory
-from vitdeploy.benchmarks.roofline import (
+from vitdeploy.benchmarks.speed.engines import measure_engines
+from vitdeploy.benchmarks.speed.machine import Conditions, Energy, EnergyMeter, energy_of, observe
+from vitdeploy.benchmarks.speed.memory import PeakMemory, can_tell, peak_memory
+from vitdeploy.benchmarks.speed.roofline import (
     GraphWork,
     MachinePeak,
     RooflineShare,
     measure_peak,
     share_of_roofline,
 )
-from vitdeploy.benchmarks.throughput import BenchmarkResult, TimingConfig
-from vitdeploy.benchmarks.timing_guards import Clock
+from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, TimingConfig
+from vitdeploy.benchmarks.speed.timing_guards import Clock
 from vitdeploy.graph.inspection import read_graph
 from vitdeploy.progress import SILENT, Progress
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from vitdeploy.benchmarks import statistics
-from vitdeploy.benchmarks.comparison import (
+from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
     Loss,
@@ -22,7 +22,7 @@ from vitdeploy.benchmarks.comparison import (
     require_pairs,
     verdict_of,
 )
-from vitdeploy.benchmarks.vacuous import check_labels, require_better_than_chance, require_varied
+from vitdeploy.benchmarks.accuracy.vacuous import check_labels, require_better_than_chance, require_varied
 from vitdeploy.errors import InputError
 
 

@@ -10,9 +10,9 @@ from vitdeploy.artifacts.source import Task
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends.base import image_input
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.evaluation import digest_of, logits_of, require_disjoint
-from vitdeploy.benchmarks.judging import AnyComparison, judge
-from vitdeploy.benchmarks.kinds import kind_of
+from vitdeploy.benchmarks.accuracy.evaluation import digest_of, logits_of, require_disjoint
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison, judge
+from vitdeploy.benchmarks.accuracy.kinds import kind_of
 from vitdeploy.benchmarks.report.model import AccuracyForecast
 from vitdeploy.graph import files
 from vitdeploy.graph.emulation import Variant, emulate

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitdeploy.accelerators import import_nvml, nvml_value
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.timing_guards import Clock, settle
+from vitdeploy.benchmarks.speed.timing_guards import Clock, settle
 from vitdeploy.errors import InputError
 
 _GOVERNOR = "sys/devices/system/cpu/cpu{}/cpufreq/scaling_governor"

@@ -9,12 +9,12 @@ from typing import Literal, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks.accuracy import AccuracyComparison
-from vitdeploy.benchmarks.judging import AnyComparison
-from vitdeploy.benchmarks.merge import require_comparable
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison
+from vitdeploy.benchmarks.accuracy.judging import AnyComparison
+from vitdeploy.benchmarks.report.merge import require_comparable
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.statistics import tango_interval
-from vitdeploy.benchmarks.throughput import Measurement
+from vitdeploy.benchmarks.speed.throughput import Measurement
 from vitdeploy.errors import GateFailedError, InputError
 
 SCHEMA_VERSION = 1

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks.accuracy import AccuracyComparison, compare
-from vitdeploy.benchmarks.features import FeatureComparison, compare_features
-from vitdeploy.benchmarks.kinds import Kind
-from vitdeploy.benchmarks.multilabel import MultilabelComparison, compare_multilabel
-from vitdeploy.benchmarks.regression import RegressionComparison, compare_regression
+from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.features import FeatureComparison, compare_features
+from vitdeploy.benchmarks.accuracy.kinds import Kind
+from vitdeploy.benchmarks.accuracy.multilabel import MultilabelComparison, compare_multilabel
+from vitdeploy.benchmarks.accuracy.regression import RegressionComparison, compare_regression
 from vitdeploy.images import ImageSet
 
 AnyComparison = AccuracyComparison | FeatureComparison | MultilabelComparison | RegressionComparison

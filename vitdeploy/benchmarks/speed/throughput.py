@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.machine import Conditions, Energy
-from vitdeploy.benchmarks.memory import PeakMemory
-from vitdeploy.benchmarks.roofline import MachinePeak, RooflineShare
+from vitdeploy.benchmarks.speed.machine import Conditions, Energy
+from vitdeploy.benchmarks.speed.memory import PeakMemory
+from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
 from vitdeploy.benchmarks.statistics import ratio_interval
-from vitdeploy.benchmarks.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
+from vitdeploy.benchmarks.speed.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 

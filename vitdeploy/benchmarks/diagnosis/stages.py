@@ -13,8 +13,8 @@ from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel, read_onnx_model
 from vitdeploy.backends.base import Session
 from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.benchmarks.diagnosis import Stage
-from vitdeploy.benchmarks.layers import observe_graph
+from vitdeploy.benchmarks.diagnosis.diagnose import Stage
+from vitdeploy.benchmarks.diagnosis.layers import observe_graph
 from vitdeploy.errors import InputError
 from vitdeploy.graph import files
 from vitdeploy.graph.emulation import emulated

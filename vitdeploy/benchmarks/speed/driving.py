@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
-from vitdeploy.benchmarks.latencies import most_over
-from vitdeploy.benchmarks.scenarios import ScenarioConfig
-from vitdeploy.benchmarks.throughput import Clock
+from vitdeploy.benchmarks.speed.latencies import most_over
+from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
+from vitdeploy.benchmarks.speed.throughput import Clock
 
 Sleep = Callable[[float], None]
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session, image_input
-from vitdeploy.benchmarks.throughput import (
+from vitdeploy.benchmarks.speed.throughput import (
     BenchmarkResult,
     TimedEngine,
     TimingConfig,
     measure_interleaved,
 )
-from vitdeploy.benchmarks.timing_guards import settle
+from vitdeploy.benchmarks.speed.timing_guards import settle
 from vitdeploy.errors import InputError
 from vitdeploy.progress import SILENT, Progress
 

@@ -1,0 +1,1 @@
+"""An engine's answers against its source's, on the same images."""

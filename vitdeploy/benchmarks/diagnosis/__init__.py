@@ -1,0 +1,1 @@
+"""Where an engine loses its source's answers: the stage, then the layer."""
