@@ -17,6 +17,8 @@ HEADROOM = 2.0
 
 _CARRIERS = MOVEMENT | {"DequantizeLinear"}
 
+_COUNTING = frozenset({"NonZero", "Range", "Shape", "Size"})
+
 Reasons = dict[str, str]
 """Node name to the reason why it stays in float32."""
 
@@ -33,19 +35,19 @@ def name_nodes(graph: ir.Graph) -> None:
 def required(model: ir.Model, half: HalfType) -> Reasons:
     """What the graph itself says: weights beyond the type, operators without it, geometry.
 
-    Geometry is what is computed without the pixels, such as coordinates and
-    rotary tables: it is cheap, and half precision would move every patch.
+    Geometry is what is computed from sizes and not from pixels, such as
+    coordinates and rotary tables: it is cheap, and half precision would move every patch.
     """
     graph = model.graph
     opset = graph.opset_imports.get("", 0)
     reasons: Reasons = {}
-    of_pixels = _depending_on_pixels(graph)
+    geometry = _depending_on_sizes(graph) - _depending_on_pixels(graph)
     for node in graph:
         floats = any(value.dtype == ir.DataType.FLOAT for value in node.outputs)
         if not supports(node, half, opset):
             reasons[str(node.name)] = f"ONNX has no {half.name} {node.op_type} at opset {opset}"
-        elif floats and node not in of_pixels and node.op_type not in _CARRIERS:
-            reasons[str(node.name)] = "independent of the pixels: computed once for all images"
+        elif floats and node in geometry and node.op_type not in _CARRIERS:
+            reasons[str(node.name)] = "independent of the pixels: computed from sizes"
         elif floats and str(node.name).startswith(f"{SCOPE}/") and node.op_type not in MOVEMENT:
             reasons[str(node.name)] = "normalizes the bytes of the image"
     for value in graph.initializers.values():
@@ -161,6 +163,26 @@ def _depending_on_pixels(graph: ir.Graph) -> set[ir.Node]:
             nodes.add(node)
             reached.update(node.outputs)
     return nodes
+
+
+def _depending_on_sizes(graph: ir.Graph) -> set[ir.Node]:
+    """Nodes whose numbers come of sizes and counts. A parameter that is only repeated for the
+    batch, as a learned query is, stays what it is."""
+    reached: set[ir.Value] = set()
+    nodes: set[ir.Node] = set()
+    for node in graph:
+        read = [node.inputs[index] for index in _numbers_read(node)]
+        if node.op_type in _COUNTING or not reached.isdisjoint(v for v in read if v is not None):
+            nodes.add(node)
+            reached.update(node.outputs)
+    return nodes
+
+
+def _numbers_read(node: ir.Node) -> range:
+    """The inputs an operator's numbers come from; the others only say how many, or where."""
+    if node.op_type not in MOVEMENT or node.op_type in ("Concat", "Where"):
+        return range(len(node.inputs))
+    return range(0 if node.op_type == "ConstantOfShape" else 1)
 
 
 def _largest(value: ir.Value) -> float:

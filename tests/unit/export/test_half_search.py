@@ -318,3 +318,40 @@ def test_a_dynamic_graph_of_bytes_is_judged_at_its_best_size(
     assert not any("attn" in name or "mlp" in name for name in kept)
     assert model.description.forecast.fused.cosine > 0.999  # type: ignore[union-attr]
     onnx.checker.check_model(str(model.path), full_check=True)
+
+
+LEARNED_AND_COUNTED = """
+<ir_version: 9, opset_import: ["" : 20]>
+pooling (float[n, 4, 2] pixels) => (float[n, 1, 2] answers)
+<float[1, 1, 2] query = {0.5, 2.0}, float[2, 2] weight = {1.0, 0.5, 0.25, 1.0},
+ int64[2] sides = {1, 2}, int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}, float step = {0.1}>
+{
+   count = Shape <start = 0, end = 1> (pixels)
+   shape = Concat <axis = 0> (count, sides)
+   queries = Expand (query, shape)
+   learned = MatMul (queries, weight)
+   tokens = Shape <start = 1, end = 2> (pixels)
+   scalar = Squeeze (tokens, axis)
+   range = Range (zero, scalar, one)
+   floats = Cast <to = 1> (range)
+   counted = Mul (floats, step)
+   wide = Unsqueeze (counted, one)
+   moved = Add (pixels, wide)
+   turned = Transpose <perm = [0, 2, 1]> (moved)
+   scores = MatMul (learned, turned)
+   shares = Softmax <axis = -1> (scores)
+   answers = MatMul (shares, moved)
+}
+"""
+
+
+def test_what_is_counted_stays_and_what_is_learned_does_not() -> None:
+    """A learned query is repeated for the batch: its numbers come of no size."""
+    graph = ir.from_proto(
+        onnx.shape_inference.infer_shapes(onnx.parser.parse_model(LEARNED_AND_COUNTED))
+    )
+    for node in graph.graph:
+        node.name = str(node.outputs[0].name)
+    kept = half_plan.required(graph, FP16)
+    assert {"counted", "floats"} <= kept.keys()
+    assert kept.keys().isdisjoint({"queries", "learned", "moved", "scores", "shares", "answers"})
