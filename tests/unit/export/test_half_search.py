@@ -324,7 +324,8 @@ LEARNED_AND_COUNTED = """
 <ir_version: 9, opset_import: ["" : 20]>
 pooling (float[n, 4, 2] pixels) => (float[n, 1, 2] answers)
 <float[1, 1, 2] query = {0.5, 2.0}, float[2, 2] weight = {1.0, 0.5, 0.25, 1.0},
- int64[2] sides = {1, 2}, int64 zero = {0}, int64 one = {1}, int64[1] axis = {0}, float step = {0.1}>
+ int64[2] sides = {1, 2}, int64 zero = {0}, int64 one = {1}, int64[1] axis = {0},
+ float step = {0.1}>
 {
    count = Shape <start = 0, end = 1> (pixels)
    shape = Concat <axis = 0> (count, sides)
