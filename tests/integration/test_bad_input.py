@@ -72,9 +72,9 @@ ROWS = {
         2, "a.onnx is not an ONNX graph", "vitdeploy export",
         files={"a.onnx": assets.GRAPH.read_bytes()[:100_000]},
     ),
-    "graph for an engine": Row(
+    "no graph for an engine": Row(
         ["evaluate", "a.onnx"],
-        2, "a.onnx is not an engine", "build-engine", files={"a.onnx": b"x"},
+        2, "a.onnx is not an ONNX graph", "", files={"a.onnx": b"x"},
     ),
     "engine without manifest": Row(
         ["evaluate", "a.engine"], 2, "a.json does not exist", "", files={"a.engine": b"x"},

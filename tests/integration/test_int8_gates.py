@@ -15,7 +15,7 @@ from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.cli.build_engine import command
 from vitdeploy.cli.inspect import command as inspect
 from vitdeploy.demo import assets
-from vitdeploy.errors import CalibrationError, InputError
+from vitdeploy.errors import CalibrationError, EngineError, InputError
 
 FIRST = "blocks.0.mlp.fc2/MatMul"
 
@@ -179,7 +179,7 @@ def test_fp8_for_the_cpu_runs_and_for_older_gpus_is_refused(
     assert record["precision"] == "fp8-fp32"
     assert "nodes in FP8" in within(tmp_path, *given).stdout
     given[given.index("onnxruntime")] = "tensorrt-rtx"
-    with pytest.raises(CalibrationError, match="sm86 cannot compute FP8"):
+    with pytest.raises(EngineError, match="fp8-fp16, which sm86 cannot compute"):
         within(tmp_path, *given, "--target", "sm86")
 
 

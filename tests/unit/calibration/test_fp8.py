@@ -242,7 +242,7 @@ def test_it_builds_for_gpus_that_have_it(half: OnnxModel, tmp_path: Path) -> Non
 def test_other_gpus_are_refused_before_a_build(
     backend: str, targets: str, half: OnnxModel, tmp_path: Path
 ) -> None:
-    from vitdeploy.backends.tensorrt.checks import check_build
+    from vitdeploy.backends.tensorrt.checks import Here, check_build
     from vitdeploy.backends.tensorrt.flavour import TENSORRT, TENSORRT_RTX
 
     flavour = TENSORRT_RTX if backend == "tensorrt-rtx" else TENSORRT
@@ -250,7 +250,7 @@ def test_other_gpus_are_refused_before_a_build(
         targets = targets.rpartition(",")[2]  # one GPU at a time
     options = BuildOptions(targets=parse_targets(targets))
     with pytest.raises(EngineError, match=r"fp8-fp16, which sm\d+ cannot compute") as caught:
-        check_build(flavour, half, options, has_driver=True)
+        check_build(flavour, half, options, Here(has_driver=True))
     assert "--int8" in str(caught.value.hint)
     fine = BuildOptions(targets=parse_targets("sm89"))
-    assert check_build(flavour, half, fine, has_driver=True) == parse_targets("sm89")
+    assert check_build(flavour, half, fine, Here(has_driver=True)).targets == parse_targets("sm89")
