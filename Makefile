@@ -49,12 +49,15 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# Each worker takes whole files and computes with one thread. A native library that crashes takes
-# one test with it: it is named, and a new worker goes on.
+# Processes of their own for each folder: native libraries of several runtimes pile up in one. Each
+# worker takes whole files and computes with one thread.
+FOLDERS := tests/integration tests/packaging $(filter-out %__pycache__/,$(wildcard tests/unit/*/))
 WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' \
+  -n $(WORKERS) --dist loadfile --max-worker-restart 0 --durations 5
 
 unit: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' -n $(WORKERS) --dist loadfile --durations 20
+	set -e; for folder in $(FOLDERS); do $(PYTEST) $$folder; done
 
 setup: .venv/.ready
 
