@@ -72,6 +72,16 @@ def test_a_constant_that_images_share_hides_nothing() -> None:
     assert _compared(expected, expected, "classify")["agreement"] == 1.0
 
 
+def test_a_tie_may_fall_either_way() -> None:
+    expected = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [0.5, 0.5005, 0]], np.float32)
+    answered = expected[:, [0, 1, 2]].copy()
+    answered[3, 0] += 0.001
+    found = _compared(answered, expected, "classify")
+    assert (found["agreement"], found["decided"]) == (1.0, 3)
+    answered[2] = [1, 0, 0]
+    assert _compared(answered, expected, "classify")["agreement"] == pytest.approx(2 / 3)
+
+
 def test_features_agree_where_their_nearest_neighbour_does() -> None:
     expected = np.repeat(np.eye(4, dtype=np.float32), 2, axis=0)
     noise = np.random.default_rng(0).normal(size=expected.shape).astype(np.float32)
