@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def pack(content: KitContent, destination: Path) -> Kit:
     lacks an image or is of another model, and where `destination` exists.
     """
     _require_one_model(content)
-    if destination.exists():
+    if destination.exists() or destination.is_symlink():
         raise InputError(f"{destination} exists", hint="name another kit, or delete that one")
     require_writable(destination)
     folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
@@ -144,16 +144,54 @@ def pack(content: KitContent, destination: Path) -> Kit:
 def read_kit(folder: Path) -> Kit:
     """The kit unpacked in `folder`, every file looked into.
 
-    Raises InputError where one is missing or has other bytes than were packed.
+    Raises InputError for a manifest that contradicts itself or names files outside the kit, and
+    where a file is missing or has other bytes than were packed.
     """
     path = folder / MANIFEST
     kit = from_json(read_text(path, what="kit"), Kit, origin=str(path))
+    wrong = _contradiction(kit)
+    if wrong:
+        raise InputError(f"{path} {wrong}", hint="pack the kit again with `vitdeploy package`")
     for name, digest in kit.files.items():
         if not (folder / name).is_file():
             raise InputError(f"the kit lacks {name}", hint="copy or unpack it again, whole")
         if file_digest(folder / name) != digest:
             raise InputError(f"{name} is not as it was packed", hint="copy or unpack the kit again")
     return kit
+
+
+def _contradiction(kit: Kit) -> str:
+    """What is wrong with a manifest; empty where nothing is."""
+    named = [*kit.graphs, *(image.file for image in kit.images), REFERENCE]
+    if not (kit.graphs and kit.images):
+        return "names no graph, or no image"
+    if len(set(named)) < len(named):
+        return "names a file twice"
+    if any(not _is_inside(name) for name in (*named, *kit.files)):
+        return "names a file outside the kit"
+    if not kit.files.keys() >= {*named}:
+        return "does not say what its files hold"
+    labels = [label for i in kit.images for label in (i.label, *i.more) if label is not None]
+    if any(not 0 <= label < len(kit.labels) for label in labels):
+        return "labels an image with a class that it does not name"
+    return "" if kit.max_drop_points > 0 else "allows no drop of more than 0 points"
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not (path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name)
+
+
+def _results_folder(folder: Path) -> Path:
+    """Where findings go, inside the kit and nowhere else. Raises InputError where it cannot be."""
+    results, archive = folder / RESULTS, folder / f"{RESULTS}.zip"
+    if results.is_symlink() or (results.exists() and not results.is_dir()) or archive.is_dir():
+        raise InputError(
+            f"{folder} holds a {RESULTS} or {archive.name} that is not a run's own",
+            hint="move it away: findings are written there",
+        )
+    results.mkdir(exist_ok=True)
+    return results
 
 
 def run_kit(
@@ -172,9 +210,8 @@ def run_kit(
     InputError for a damaged kit, MissingDependencyError without a backend.
     """
     kit = read_kit(folder)
-    results = folder / RESULTS
-    results.mkdir(exist_ok=True)
-    names = tuple(backends) or (registry.choose(None)[0].name,)
+    results = _results_folder(folder)
+    names = tuple(dict.fromkeys(backends)) or (registry.choose(None)[0].name,)
     graphs = [read_onnx_model(folder / name) for name in kit.graphs]
     images = ImageSet(
         folder / "images",
@@ -294,8 +331,11 @@ def _cold_starts(folder: Path, progress: Progress) -> tuple[ColdStart, ...]:
 def _zip(folder: Path, archive: Path, name: str, suffixes: tuple[str, ...] = ()) -> None:
     """The files of `folder` (only those with these suffixes) below a folder called `name`."""
     partial = archive.with_name(f".{archive.name}.partial")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as stream:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and (not suffixes or path.suffix in suffixes):
-                stream.write(path, os.path.join(name, path.relative_to(folder)))  # noqa: PTH118
-    partial.replace(archive)
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as stream:
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and (not suffixes or path.suffix in suffixes):
+                    stream.write(path, os.path.join(name, path.relative_to(folder)))  # noqa: PTH118
+        partial.replace(archive)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -246,14 +246,15 @@ def _demo_description() -> SourceDescription:
 def require_passing(report: Report) -> None:
     """Raise GateFailedError where an engine's accuracy dropped, InconclusiveError where unknown."""
     for verdict, kind in (("fail", GateFailedError), ("inconclusive", InconclusiveError)):
-        names = [
-            row.name for row in report.rows if row.accuracy and row.accuracy.verdict == verdict
-        ]
-        if names:
+        rows = [row for row in report.rows if row.accuracy and row.accuracy.verdict == verdict]
+        needed = max((row.accuracy.images_needed or 0 for row in rows if row.accuracy), default=0)
+        if rows:
             raise kind(
                 f"accuracy {'dropped too far' if verdict == 'fail' else 'is not settled'}: "
-                f"{', '.join(names)}",
-                hint="the report shows the images that changed",
+                f"{', '.join(row.name for row in rows)}",
+                hint=f"judge on about {needed:,} images, or allow a larger --max-drop"
+                if verdict == "inconclusive" and needed
+                else "the report shows the images that changed",
             )
 
 

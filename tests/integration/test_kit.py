@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
 from vitdeploy.demo import assets
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageItem, ImageSet, image_digest, scan
-from vitdeploy.kit import KitContent, pack, read_kit, subset
+from vitdeploy.kit import KitContent, pack, read_kit, run_kit, subset
 
 REFERENCE = str(assets.reference_path(assets.RESOLUTION))
 BLOCKED = ("torch", "torchvision", "timm", "transformers")
@@ -244,3 +245,60 @@ def test_typed_graphs_are_made_for_the_device(tmp_path: Path, device: dict[str, 
     assert any("attn/MatMul" in name for name in quantization.quantized)
     refused = python([*arguments, "--fp8"], tmp_path, device)
     require_one_error(refused, 2, "jetson-orin has no FP8", "jetson-thor")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"graphs": []}, "names no graph"),
+        ({"images": []}, "names no graph, or no image"),
+        ({"graphs": ["../outside.onnx"]}, "outside the kit"),
+        ({"graphs": ["/outside.onnx"]}, "outside the kit"),
+        ({"files": {}}, "does not say what its files hold"),
+        ({"labels": []}, "labels an image with a class that it does not name"),
+        ({"max_drop_points": -1}, "allows no drop"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(
+    change: dict[str, object], said: str, kit: Path
+) -> None:
+    manifest = json.loads((kit / "kit.json").read_text())
+    (kit / "kit.json").write_text(json.dumps({**manifest, **change}))
+    with pytest.raises(InputError, match=said):
+        read_kit(kit)
+
+
+def test_an_image_counts_once(kit: Path) -> None:
+    manifest = json.loads((kit / "kit.json").read_text())
+    manifest["images"].append(manifest["images"][0])
+    (kit / "kit.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="names a file twice"):
+        read_kit(kit)
+
+
+def test_findings_stay_in_the_kit(kit: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (kit / "results").symlink_to(elsewhere)
+    with pytest.raises(InputError, match="not a run's own"):
+        run_kit(kit)
+    assert not list(elsewhere.iterdir())
+
+
+def test_an_archive_that_cannot_be_finished_leaves_nothing(
+    packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    pictures = scan(assets.images_folder("evaluation"), labels=())
+    few = subset(pictures, 20, 0)
+    content = KitContent(
+        graphs=[read_onnx_model(Path(GRAPH))],
+        reference=references.load(Path(REFERENCE)),
+        images=few,
+    )
+    monkeypatch.setattr(zipfile.ZipFile, "write", full)
+    with pytest.raises(OSError, match="No space"):
+        pack(content, tmp_path / "full.zip")
+    assert not list(tmp_path.iterdir())

@@ -40,7 +40,7 @@ _COMMANDS = {
 }
 _INTERRUPTED = 130
 _BUG = 70
-_MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+_MACHINES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of the disk itself, which carry no file's name when a write fails."""
 
 

@@ -217,7 +217,8 @@ def _evaluation_of(engine: Any, place: Any, named: bool, graph: Path) -> str:
     if named:
         parts.append(str(engine.path))
     if not place.knows(source):
-        model = graph if source.library == "onnx" else source.name
+        # The source's own name is no file's: what it was loaded from is not kept.
+        model = graph if source.library == "onnx" else "MODEL"
         parts.append(f"--model {model} --data FOLDER")
     return " ".join(parts)
 

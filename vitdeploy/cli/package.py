@@ -121,7 +121,7 @@ def _typed(
     """The float32 graphs in the precisions asked for, written where results go.
 
     Raises InputError where a precision was asked for and no graph is float32,
-    and for FP8 on a target that has none.
+    and for FP8 and FP16 on a target that has none.
     """
     from vitdeploy import api
     from vitdeploy.calibration.quantize import QuantizationOptions
@@ -137,6 +137,13 @@ def _typed(
             f"--{asked[0]} needs a float32 graph, and none was given",
             hint="name the graph that `vitdeploy export` wrote, or pack the others as they are",
         )
+    on_cpu = targets[0].is_cpu
+    if "fp16" in asked and on_cpu:
+        raise InputError(
+            "--fp16 is for GPUs, and --target is cpu", hint="leave --fp16 out, or name the GPU"
+        )
+    if {"int8", "fp8"} & {*asked}:
+        sink.note(f"quantized for {', '.join(target.name for target in targets)} (--target)")
     if "fp8" in asked and not all(target.has_fp8 for target in targets):
         raise InputError(
             f"{options['target']} has no FP8", hint="use --int8, or --target jetson-thor"
@@ -149,9 +156,11 @@ def _typed(
         for name in asked:
             request = api.PrecisionRequest(
                 precision=name,  # pyright: ignore[reportArgumentType]
-                half=True,
+                half=not on_cpu,
                 calibration=images,
-                quantization=QuantizationOptions(targets=targets, runtime="tensorrt"),
+                quantization=QuantizationOptions(
+                    targets=targets, runtime="" if on_cpu else "tensorrt"
+                ),
                 cache_folder=place.output / "statistics",
             )
             typed.append(api.with_precision(model, request, place.output, progress=sink))

@@ -136,11 +136,11 @@ def require_classes(model: ModelDescription) -> None:
 def require_disjoint(calibration_digests: Sequence[str], images: ImageSet) -> None:
     """Raise InputError where evaluation images were calibrated with, by content."""
     calibrated = set(calibration_digests)
-    shared = [item.path for item in images.items if image_digest(item.path) in calibrated]
+    shared = [i for i, item in enumerate(images.items) if image_digest(item.path) in calibrated]
     if shared:
         raise InputError(
             f"{len(shared)} of {len(images)} evaluation images were used for calibration "
-            f"(first: {shared[0].name})",
+            f"(first: {images.name(shared[0])})",
             hint="evaluate on images the engine has not seen",
         )
 
