@@ -66,13 +66,15 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
     if reports:
         if baseline is None:
             raise click.UsageError("one report is nothing to merge: give more, or --baseline")
-        from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.benchmarks.report.model import read_report
 
+    before = None if baseline is None else read_report(baseline)
+    if reports:
         report = read_report(reports[0])
     else:
         report = _of_engines(files, output, as_json and baseline is None, quiet=as_json)
-    if baseline is not None:
-        _compare(baseline, report, output, as_json)
+    if before is not None:
+        _compare(before, report, output, as_json)
 
 
 def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet: bool) -> Report:
@@ -123,13 +125,12 @@ def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
     click.echo("written: " + ", ".join(str(path) for path in written.values()))
 
 
-def _compare(baseline: Path, report: Report, output: Path, as_json: bool) -> None:
-    """List what changed since `baseline`. Raises GateFailedError where something became worse."""
+def _compare(before: Report, report: Report, output: Path, as_json: bool) -> None:
+    """List what changed since `before`. Raises GateFailedError where something became worse."""
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.report.model import read_report
     from vitdeploy.benchmarks.report.regressions import regressions
 
-    found = regressions(read_report(baseline), report)
+    found = regressions(before, report)
     written = output / "regressions.json"
     write_text(written, to_json(found))
     if as_json:
