@@ -63,9 +63,8 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
             raise click.UsageError("--baseline is compared with one report, not with several")
         _merge(reports, output, as_json)
         return
-    if reports:
-        if baseline is None:
-            raise click.UsageError("one report is nothing to merge: give more, or --baseline")
+    if reports and baseline is None:
+        raise click.UsageError("one report is nothing to merge: give more, or --baseline")
     from vitdeploy.benchmarks.report.model import read_report
 
     before = None if baseline is None else read_report(baseline)
