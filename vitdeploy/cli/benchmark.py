@@ -9,15 +9,14 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
-    LARGEST_BATCH,
     PATH,
     SEED,
     Finite,
-    Numbers,
     json_option,
     model_options,
     requested_model,
     threads_option,
+    timing_options,
     workspace,
 )
 
@@ -33,16 +32,7 @@ _SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
 
 @click.command()
 @click.argument("engines", type=PATH, nargs=-1)
-@click.option(
-    "-b", "--batch", type=Numbers(int, most=LARGEST_BATCH), default="1,8", show_default=True
-)
-@click.option(
-    "--seconds",
-    type=Finite(min=1),
-    default=60,
-    show_default=True,
-    help="At most so long per batch size.",
-)
+@timing_options
 @click.option("--accept-unstable", is_flag=True, help="Report timings that did not settle.")
 @click.option("--no-source", is_flag=True, help="Compare with the first engine, not with PyTorch.")
 @click.option(

@@ -172,6 +172,25 @@ MODEL_KEYS = (
 """What `model_options` adds to a command."""
 
 
+def timing_options(command: Command) -> Command:
+    """--batch and --seconds of a timing. The command takes them as `batch` and `seconds`."""
+    options = [
+        click.option(
+            "-b", "--batch", type=Numbers(int, most=LARGEST_BATCH), default="1,8", show_default=True
+        ),
+        click.option(
+            "--seconds",
+            type=Finite(min=1),
+            default=60,
+            show_default=True,
+            help="Time for at most so long per batch size.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def model_options(command: Command) -> Command:
     """--model and what belongs to it. The command takes them as `**model`."""
     options = [

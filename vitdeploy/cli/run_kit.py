@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitdeploy.cli import console
-from vitdeploy.cli.options import LARGEST_BATCH, PATH, Finite, Numbers, json_option
+from vitdeploy.cli.options import PATH, json_option, timing_options
 
 if TYPE_CHECKING:
     from vitdeploy.benchmarks.report.model import Report
@@ -22,16 +22,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="Build with this one; may be given again.  [default: the one `auto` stands for]",
 )
-@click.option(
-    "-b", "--batch", type=Numbers(int, most=LARGEST_BATCH), default="1,8", show_default=True
-)
-@click.option(
-    "--seconds",
-    type=Finite(min=1),
-    default=60,
-    show_default=True,
-    help="Time engines for at most so long per batch size.",
-)
+@timing_options
 @json_option
 def command(
     kit: Path, backends: tuple[str, ...], batch: tuple[int, ...], seconds: float, as_json: bool

@@ -20,7 +20,13 @@ from vitdeploy.backends.onnxruntime_ import OnnxRuntimeBackend
 from vitdeploy.backends.torch_layers import observe_source
 from vitdeploy.benchmarks.diagnosis.diagnose import Stage, bound_between, diagnose
 from vitdeploy.benchmarks.diagnosis.layers import layer_errors
-from vitdeploy.benchmarks.diagnosis.stages import engine_stage, graph_of, graph_stage, input_of, lineage
+from vitdeploy.benchmarks.diagnosis.stages import (
+    engine_stage,
+    graph_of,
+    graph_stage,
+    input_of,
+    lineage,
+)
 from vitdeploy.calibration.precision import PrecisionRequest, with_precision
 from vitdeploy.errors import GateFailedError
 from vitdeploy.export.export import ExportOptions, export

@@ -22,7 +22,7 @@ from vitdeploy.artifacts.onnx_model import (
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
 from vitdeploy.benchmarks.report.html import PLOTS_LEFT_OUT, to_html
-from vitdeploy.benchmarks.report.markdown import table_rows, to_markdown
+from vitdeploy.benchmarks.report.markdown import escape, table_rows, to_markdown
 from vitdeploy.benchmarks.report.model import Flip, Report, ReportRow, read_report
 from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
@@ -307,3 +307,8 @@ def test_the_search_for_layers_in_float_is_a_table_and_a_plot() -> None:
     assert "| 2 | 1000 (held out) | 99.50 % | +0.08 (&lt;= 0.27) points | 205.1 | pass |" in text
     assert page.count("<svg") == to_html(report(*searched().rows)).count("<svg") + 1
     assert "Layers taken back to float" not in to_html(report(*searched().rows))
+
+
+def test_control_characters_do_not_reach_a_terminal() -> None:
+    written = escape("a\x1b[2Jb\x9bc\td\ne")
+    assert written == "a\ufffd\\[2Jb\ufffdc d e"

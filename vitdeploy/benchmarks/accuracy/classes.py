@@ -22,7 +22,11 @@ from vitdeploy.benchmarks.accuracy.comparison import (
     require_pairs,
     verdict_of,
 )
-from vitdeploy.benchmarks.accuracy.vacuous import check_labels, require_better_than_chance, require_varied
+from vitdeploy.benchmarks.accuracy.vacuous import (
+    check_labels,
+    require_better_than_chance,
+    require_varied,
+)
 from vitdeploy.errors import InputError
 
 

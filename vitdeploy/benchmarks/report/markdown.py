@@ -10,7 +10,9 @@ from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.speed.throughput import TimedEngine
 
 _SPECIAL = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",
+    # A control character would speak to the terminal that shows the file.
+    {**{chr(code): "\ufffd" for code in (*range(32), *range(127, 160))}, "\t": " ",
+     "&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "\\|", "`": "\\`", "*": "\\*", "_": "\\_",
      "[": "\\[", "]": "\\]", "\n": " ", "\r": " "}
 )  # fmt: skip
 
