@@ -15,16 +15,18 @@ HalfName = Literal["fp16", "bf16"]
 
 @dataclass(frozen=True)
 class HalfType:
-    """A 16-bit float. `epsilon` is the distance from 1 to the next number."""
+    """A 16-bit float. `epsilon` is the distance from 1 to the next number, `smallest` the first
+    number above zero."""
 
     name: HalfName
     data_type: ir.DataType
     largest: float
     epsilon: float
+    smallest: float
 
 
-FP16 = HalfType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-10)
-BF16 = HalfType("bf16", ir.DataType.BFLOAT16, 3.3895313892515355e38, 2.0**-7)
+FP16 = HalfType("fp16", ir.DataType.FLOAT16, 65504.0, 2.0**-10, 2.0**-24)
+BF16 = HalfType("bf16", ir.DataType.BFLOAT16, 3.3895313892515355e38, 2.0**-7, 2.0**-133)
 
 
 def infer_missing_types(model: ir.Model) -> ir.Model:

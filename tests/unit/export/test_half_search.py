@@ -176,7 +176,7 @@ def test_an_epsilon_that_becomes_zero_is_found_behind_the_division() -> None:
     text = """
     <ir_version: 9, opset_import: ["" : 20]>
     planted (float[n, 1, 2, 8] pixels) => (float[n, 1, 2, 8] logits)
-    <int64[1] last = {-1}, float[1] epsilon = {1e-12}> {
+    <int64[1] last = {-1}, float[2, 1] epsilon = {1e-12, 1e-12}> {
         squares = Mul (pixels, pixels)
         mean = ReduceMean (squares, last)
         safe = Add (mean, epsilon)

@@ -23,7 +23,9 @@ from vitdeploy.export.passes.half import supports, to_half_types
 from vitdeploy.export.passes.module_names import name_nodes_by_module
 from vitdeploy.export.precision import to_half
 from vitdeploy.export.trace import trace
-from vitdeploy.graph.half import BF16, FP16
+from vitdeploy.graph import files
+from vitdeploy.graph.emulation import emulated
+from vitdeploy.graph.half import BF16, FP16, HalfType
 from vitdeploy.models.source import SourceModel
 
 FLOAT, FLOAT16, INT8 = (
@@ -154,6 +156,28 @@ def test_the_largest_float16_is_kept(grown_graph: ir.Model) -> None:
     bias[3] = 65504.0
     half = to_half_types(replaced(grown_graph, "blocks.0.attn.qkv.bias", bias))
     assert float(constant_of(half, "blocks.0.attn.qkv.bias")[3]) == 65504.0
+
+
+@pytest.mark.parametrize("half", [FP16, BF16])
+def test_an_epsilon_stays_above_zero(half: HalfType) -> None:
+    """As zero it would answer 0 / 0 for a key that is all zeros (Swin V2's padded windows)."""
+    text = """
+    <ir_version: 10, opset_import: ["" : 20]>
+    normalized (float[n, 1, 1, 4] keys) => (float[n, 1, 1, 4] logits)
+    <int64[1] last = {-1}, float epsilon = {1e-45}, float[4] shift = {1e-45, 1.0, 1.0, 1.0}> {
+        norm = ReduceL2 (keys, last)
+        safe = Clip (norm, epsilon)
+        unit = Div (keys, safe)
+        logits = Add (unit, shift)
+    }
+    """
+    typed = to_half_types(ir.from_proto(onnx.parser.parse_model(text)), half)
+    assert float(constant_of(typed, "epsilon")) == half.smallest
+    assert float(constant_of(typed, "shift")[0]) == 0
+    keys = np.array([[[[0, 0, 0, 0]]], [[[0, 0, 3, 4]]]], np.float32)
+    session = GraphSession(files.serialize(emulated(typed, "fused")), optimize=False)
+    expected = [[0, 1, 1, 1], [0, 1, 1.6, 1.8]]
+    np.testing.assert_allclose(session.run(keys)[:, 0, 0], expected, rtol=2e-2)
 
 
 @pytest.mark.parametrize("opset", [17, 18])

@@ -27,7 +27,8 @@ def to_half_types(
     it is answered in, one for each value and type: none between two neighbours
     in float32, not even where only Reshape, Slice and the like lie between
     them. Weights that both kinds of nodes read are stored twice. Q/DQ pairs
-    stay int8, their scales become half precision.
+    stay int8, their scales become half precision. A single number that the
+    type would round to zero becomes its smallest one instead.
 
     Raises ExportError where a weight that a half-precision node reads does not
     fit, where a node holds a graph of its own (Loop, If), and below opset 19
@@ -160,9 +161,11 @@ def _narrowed(tensor: ir.TensorProtocol, name: str, half: HalfType) -> ir.Tensor
             f"{name} holds {largest:.4g}, beyond {half.name}'s {half.largest:.5g}",
             hint="keep the nodes that read it in float32, or fold the outlier away first",
         )
-    return ir.Tensor(
-        array.astype(half.data_type.numpy()), dtype=half.data_type, name=tensor.name or name
-    )
+    narrow = array.astype(half.data_type.numpy())
+    if array.size == 1 and array.any() and not narrow.any():
+        # An epsilon: as zero it would make 0 / 0 of what it protects.
+        narrow = np.full_like(narrow, np.copysign(half.smallest, array.item()))
+    return ir.Tensor(narrow, dtype=half.data_type, name=tensor.name or name)
 
 
 def _require_half_scales(model: ir.Model, half: HalfType) -> None:
