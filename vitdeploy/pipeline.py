@@ -95,7 +95,7 @@ def run(
                 engine,
                 judgement.baseline,
                 judgement.images,
-                max_drop_points=judgement.max_drop_points,
+                api.Criterion(judgement.max_drop_points),
                 progress=progress,
             )
         except (EngineError, GateFailedError) as error:

@@ -109,17 +109,16 @@ def _measure(
     images, left_out = _readable(images, options["skip_unreadable"], sink.note)
     api.require_unseen(loaded, images)
     baseline = _baseline(description, images, place, options, sink)
-    result = api.evaluate(
+    forecast = _forecast_beside(loaded, images, sink.note)
+    found = api.evaluate(
         loaded,
         baseline,
         images,
-        max_drop_points=options["max_drop"],
-        task=options["task"],
-        unreadable=left_out,
-        forecasted=_forecast_beside(loaded, images, sink.note),
+        api.Criterion(options["max_drop"], options["task"]),
         threads=options["threads"],
         progress=sink,
     )
+    result = replace(found, unreadable=left_out, forecast=forecast)
     _show(as_json, result)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
