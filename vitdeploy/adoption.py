@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.api import Baseline
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
-from vitdeploy.backends.base import image_input
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.benchmarks.accuracy import evaluation
 from vitdeploy.benchmarks.accuracy.kinds import kind_of
@@ -69,7 +68,7 @@ def baseline_from_graph(
             f"the engine was not made from {graph.path}",
             hint="give the float32 graph it was built from",
         )
-    session = GraphSession(graph.path, threads=threads, takes=image_input(own))
+    session = GraphSession(graph.path, threads=threads, description=own)
     preprocessing = own.source.preprocessing
     logits = evaluation.logits_of(session, images, preprocessing, own.resolution, progress=progress)
     kind = kind_of(own.source.task, own.output)

@@ -15,7 +15,7 @@ from vitdeploy.artifacts.files import reading
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
-from vitdeploy.backends.base import Session, image_input
+from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.accuracy.kinds import Kind, kind_of
 from vitdeploy.errors import GateFailedError, InputError
 from vitdeploy.images import decode, image_files
@@ -161,8 +161,7 @@ def _opened(
         threads=threads,
         name=f"ONNX Runtime {description.precision} (the graph, on the CPU"
         f"{', in float32' if half else ''})",
-        takes=image_input(description),
-        answer=description.output_name,
+        description=description,
     )
     return session, description, (1, _BATCH)
 

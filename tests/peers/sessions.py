@@ -20,7 +20,7 @@ def open_session(runtime: str, path: Path, takes: ImageInput, threads: int, name
     Raises EngineError where the runtime does not take the file.
     """
     if runtime == "onnxruntime":
-        return GraphSession(path, takes=takes, threads=threads, name=name)
+        return GraphSession(path, threads=threads, name=name)
     import openvino
 
     # As vitdeploy's own backend: latency, and no bfloat16 that the file does not name.
@@ -35,7 +35,7 @@ def open_session(runtime: str, path: Path, takes: ImageInput, threads: int, name
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1].strip()
         raise EngineError(f"OpenVINO: {reason}", hint="see the peer's own documentation") from error
-    return OpenVinoSession(compiled, name, takes)
+    return OpenVinoSession(compiled, name, takes, answer=compiled.output(0).get_any_name())
 
 
 def _graph(path: Path) -> str | bytes:

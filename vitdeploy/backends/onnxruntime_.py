@@ -10,7 +10,6 @@ import errno
 import re
 import shutil
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,11 @@ from numpy.typing import NDArray
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import atomic_path, file_digest
-from vitdeploy.artifacts.onnx_model import OnnxModel
+from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.backends.base import (
     Availability,
     BuildOptions,
     CpuBuild,
-    ImageInput,
     checked_batch,
     image_input,
     require_cpu_graph,
@@ -41,6 +39,7 @@ from vitdeploy.backends.onnxruntime_providers import (
     LEVELS,
     PROVIDERS,
     configured,
+    nodes_by_provider,
     require_its_nodes,
     require_provider,
     session_options,
@@ -59,11 +58,11 @@ class GraphSession:
     """A session on a graph, a file or in memory. Call with (n, channels, height, width) float32.
 
     With `optimize` off, a Q/DQ graph is computed as it is written: that is its
-    reference meaning, which the fused int8 kernels are compared with. On a
-    `device` other than the CPU, what the device cannot compute is computed on
-    the CPU; a session that could not begin there is an EngineError. `tuning`
-    says more, and then names the device. `answer` is the output that `run`
-    returns (None: the graph's first).
+    reference meaning, which the fused int8 kernels are compared with.
+    `description` says what the graph takes and which of its outputs `run`
+    returns; without it, any images and the first. `tuning` names the device:
+    what that cannot compute is computed on the CPU, and a session that could
+    not begin there is an EngineError.
     """
 
     def __init__(
@@ -73,50 +72,16 @@ class GraphSession:
         optimize: bool = True,
         threads: int | None = None,
         name: str = "ONNX Runtime",
-        takes: ImageInput | None = None,
-        answer: str | None = None,
-        save_optimized_to: Path | None = None,
-        device: Device = "cpu",
+        description: ModelDescription | None = None,
         tuning: OnnxRuntimeOptions | None = None,
     ) -> None:
-        runtime = _runtime()
-        tuning = tuning or OnnxRuntimeOptions(
-            device=device, graph_optimization="all" if optimize else "none"
-        )
-        providers = require_provider(runtime, tuning.device)
-        options = session_options(runtime, tuning, threads)
-        if save_optimized_to is not None:
-            options.optimized_model_filepath = str(save_optimized_to)
-        if isinstance(model, RunnableGraph):
-            # ONNX Runtime keeps no reference: the values must live as long as the session.
-            self._weights = [
-                runtime.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()
-            ]
-            options.add_external_initializers(list(model.weights), self._weights)
-            source: bytes | str = model.proto
-        else:
-            source = model if isinstance(model, bytes) else str(model)
-        try:
-            # By itself ONNX Runtime goes on with the CPU where a provider fails, then and in runs.
-            self._session = runtime.InferenceSession(
-                source, options, providers=configured(providers, model), enable_fallback=0
-            )
-        except runtime_errors() as error:
-            where = model if isinstance(model, Path) else "the graph"
-            raise EngineError(
-                f"ONNX Runtime cannot load {where}: {_in_one_line(error)}",
-                hint="export it again; if that does not help, report the text above",
-            ) from error
-        used = self._session.get_providers()[0]
-        if used != providers[0]:
-            raise EngineError(
-                f"ONNX Runtime was asked for {providers[0]} and took {used}",
-                hint="its CUDA and cuDNN must be those onnxruntime-gpu was built for, see "
-                "`vitdeploy doctor`; to do without the GPU install onnxruntime instead",
-            )
-        self.provider = used
-        self._takes = takes
-        self._answer = 0 if answer is None else self._position(answer)
+        tuning = tuning or OnnxRuntimeOptions()
+        if not optimize:
+            tuning = replace(tuning, graph_optimization="none")
+        # ONNX Runtime keeps no reference: the values must live as long as the session.
+        self._session, self._weights = _opened(model, tuning, threads)
+        self._takes = None if description is None else image_input(description)
+        self._answer = 0 if description is None else self._position(description.output_name)
         self.name = name
 
     def _position(self, answer: str) -> int:
@@ -127,16 +92,6 @@ class GraphSession:
                 hint="export it again: the file is not what its description says",
             )
         return names.index(answer)
-
-    def nodes_by_provider(self) -> dict[str, int]:
-        """How many nodes each provider computes; empty where ONNX Runtime does not say (< 1.24)."""
-        tell = getattr(self._session, "get_provider_graph_assignment_info", None)
-        if tell is None:
-            return {}
-        counts: Counter[str] = Counter()
-        for part in tell():
-            counts[part.ep_name] += len(part.get_nodes())
-        return dict(sorted(counts.items()))
 
     def run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """The output that was asked for, (n, classes) float32."""
@@ -156,6 +111,50 @@ class GraphSession:
                 f"ONNX Runtime failed while running: {_in_one_line(error)}",
                 hint="try smaller batches; if that does not help, report the text above",
             ) from error
+
+
+def _opened(
+    model: Path | bytes | RunnableGraph,
+    tuning: OnnxRuntimeOptions,
+    threads: int | None,
+    save_optimized_to: Path | None = None,
+) -> tuple[Any, list[Any]]:
+    """ONNX Runtime's own session, and the weights that it reads from memory.
+
+    Raises EngineError where the graph cannot be loaded, or the session does not begin on
+    the device asked for.
+    """
+    runtime = _runtime()
+    providers = require_provider(runtime, tuning.device)
+    options = session_options(runtime, tuning, threads)
+    if save_optimized_to is not None:
+        options.optimized_model_filepath = str(save_optimized_to)
+    weights = []
+    if isinstance(model, RunnableGraph):
+        weights = [runtime.OrtValue.ortvalue_from_numpy(array) for array in model.weights.values()]
+        options.add_external_initializers(list(model.weights), weights)
+        source: bytes | str = model.proto
+    else:
+        source = model if isinstance(model, bytes) else str(model)
+    try:
+        # By itself ONNX Runtime goes on with the CPU where a provider fails, then and in runs.
+        session = runtime.InferenceSession(
+            source, options, providers=configured(providers, model), enable_fallback=0
+        )
+    except runtime_errors() as error:
+        where = model if isinstance(model, Path) else "the graph"
+        raise EngineError(
+            f"ONNX Runtime cannot load {where}: {_in_one_line(error)}",
+            hint="export it again; if that does not help, report the text above",
+        ) from error
+    used = session.get_providers()[0]
+    if used != providers[0]:
+        raise EngineError(
+            f"ONNX Runtime was asked for {providers[0]} and took {used}",
+            hint="its CUDA and cuDNN must be those onnxruntime-gpu was built for, see "
+            "`vitdeploy doctor`; to do without the GPU install onnxruntime instead",
+        )
+    return session, weights
 
 
 def fastest_device() -> Device:
@@ -248,8 +247,7 @@ class OnnxRuntimeBackend:
                 engine.path,
                 threads=threads or pinned,
                 name=_session_name(tuning.device, manifest.model.precision),
-                takes=image_input(manifest.model),
-                answer=manifest.model.output_name,
+                description=manifest.model,
                 tuning=tuning,
             )
         except EngineError as error:
@@ -263,19 +261,17 @@ def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> dic
     saved_by = replace(asked, device="cpu", graph_optimization="basic")
     tuning = saved_by if asked.device == "tensorrt" else asked
     try:
-        session = GraphSession(
-            model.path, threads=options.threads, save_optimized_to=destination, tuning=tuning
-        )
+        session, _ = _opened(model.path, tuning, options.threads, destination)
         if asked.device == "tensorrt":
-            session = GraphSession(destination, threads=options.threads, tuning=asked)
+            session, _ = _opened(destination, asked, options.threads)
     except EngineError as error:
         # ONNX Runtime says INVALID_PROTOBUF where the disk was full.
         if shutil.disk_usage(destination.parent).free < model.size_bytes:
             raise OSError(errno.ENOSPC, "no space left") from error
         raise
     return {
-        "provider": session.provider,
-        "nodes_by_provider": session.nodes_by_provider(),
+        "provider": session.get_providers()[0],
+        "nodes_by_provider": nodes_by_provider(session),
         "graph_optimization": tuning.graph_optimization,
         "threads": options.threads or environment.available_cores(),
         "affinity": asked.affinity,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def configured(providers: list[str], model: Path | bytes | RunnableGraph) -> lis
         return providers
     kept = {"trt_engine_cache_enable": "1", "trt_engine_cache_path": f"{model.parent.absolute()}"}
     return [(providers[0], kept), *providers[1:]]
+
+
+def nodes_by_provider(session: Any) -> dict[str, int]:
+    """How many nodes each provider computes; empty where ONNX Runtime does not say (< 1.24)."""
+    tell = getattr(session, "get_provider_graph_assignment_info", None)
+    if tell is None:
+        return {}
+    counts: Counter[str] = Counter()
+    for part in tell():
+        counts[part.ep_name] += len(part.get_nodes())
+    return dict(sorted(counts.items()))
 
 
 def require_its_nodes(settings: dict[str, Any], device: Device, progress: Progress) -> None:

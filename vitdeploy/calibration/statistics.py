@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.backends.onnxruntime_ import GraphSession, fastest_device
+from vitdeploy.backends.options import OnnxRuntimeOptions
 from vitdeploy.calibration.image_set import CalibrationSet
 from vitdeploy.errors import CalibrationError
 from vitdeploy.graph import files
@@ -178,7 +179,9 @@ def _session_with_outputs(model: ir.Model, tensors: Sequence[str], what: _What) 
         else:
             outputs.append(values[name])
     graph.outputs[:] = outputs
-    return GraphSession(files.runnable(observed), device=fastest_device())
+    return GraphSession(
+        files.runnable(observed), tuning=OnnxRuntimeOptions(device=fastest_device())
+    )
 
 
 def _extremes(graph: ir.Graph, value: ir.Value, name: str) -> list[ir.Value]:

@@ -60,12 +60,12 @@ def test_the_gpu_is_asked_for_and_the_answer_checked(monkeypatch: pytest.MonkeyP
     runtime = WithCuda(begins_on=CUDA)
     monkeypatch.setattr(onnxruntime_, "_runtime", lambda: runtime)
     batch = np.ones((1, 3, 4, 4), np.float32)
-    assert GraphSession(doubling(), device="cuda").run(batch).max() == 2
+    assert GraphSession(doubling(), tuning=OnnxRuntimeOptions(device="cuda")).run(batch).max() == 2
     assert runtime.asked == [[CUDA, "CPUExecutionProvider"]]
     silent = WithCuda(begins_on="CPUExecutionProvider")
     monkeypatch.setattr(onnxruntime_, "_runtime", lambda: silent)
     with pytest.raises(EngineError, match=f"asked for {CUDA} and took CPU") as caught:
-        GraphSession(doubling(), device="cuda")
+        GraphSession(doubling(), tuning=OnnxRuntimeOptions(device="cuda"))
     assert "doctor" in str(caught.value.hint)
 
 

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.artifacts.source import Task
 from vitdeploy.artifacts.strict import printable
-from vitdeploy.backends.base import image_input
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.benchmarks.accuracy.evaluation import digest_of, logits_of, require_disjoint
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison, judge
@@ -76,7 +75,7 @@ def _answers(
         optimize=False,
         threads=threads,
         name=f"{description.precision}, {variant} emulation",
-        takes=image_input(description),
+        description=description,
     )
     return logits_of(
         session,
