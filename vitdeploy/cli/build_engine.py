@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -86,59 +86,51 @@ def command(
     """
     from vitdeploy import api
     from vitdeploy.artifacts.files import require_writable
-    from vitdeploy.calibration.quantize import QuantizationOptions
-    from vitdeploy.target import CPU, parse_targets
-    from vitdeploy.workspace import Draw
+    from vitdeploy.target import parse_targets
 
-    fp16, fp32 = options["fp16"], options["fp32"]
-    for one, other in (("fp16", "fp32"), ("int8", "fp8")):
-        if options[one] and options[other]:
-            raise click.UsageError(f"--{one} and --{other} exclude each other")
-    numbers = "int8" if options["int8"] else "fp8" if options["fp8"] else None
-    _require_gates_apply(options, numbers)
+    numbers = _numbers(options)
     sink = console.progress()
     place = workspace(sink.note)
     folder = output or place.output
     require_writable(folder / "engine")
     targets = None if options["target"] is None else parse_targets(options["target"])
     how = with_runtime_options(read_build_options(options, targets), options)
+    found = place.graph(graph, precision="fp32")
     backend, why = api.choose_backend(options["backend"], targets)
     sink.note(f"backend: {backend.name} ({why})")
+    model = found or _exported(place, folder, sink)
     on_gpu = backend.name.startswith("tensorrt")
-    model = place.graph(graph, precision="fp32") or _exported(place, folder, sink)
-    half = fp16 or (numbers is not None and on_gpu and not fp32)
+    half = options["fp16"] or (numbers is not None and on_gpu and not options["fp32"])
     api.check_options(backend, how, _precision(model, numbers, half))
     gates = _gates(options, place, model)
-    calibration = None
-    if numbers and model.description.precision == "fp32":
-        calibration = place.calibration_set(
-            options["calib"],
-            model.description.source,
-            Draw(options["calib_images"], options["seed"], options["evaluation"]),
-            sink,
-        )
-        if calibration is not None:
-            show_findings(calibration, as_json=as_json)
-    elif numbers or fp16:  # half precision is judged on them
-        calibration = place.calibration(options["calib"], model.description.source)
     request = api.PrecisionRequest(
-        precision=numbers or ("fp16" if fp16 else "fp32"),
+        precision=numbers or ("fp16" if half else "fp32"),
         half=half,
-        calibration=calibration,
-        quantization=QuantizationOptions(
-            method=options["method"],
-            numbers=numbers or "int8",
-            keep=options["keep"],
-            attention=options["attention"],
-            targets=api.targets_of(backend, targets) if numbers else (CPU,),
-            runtime=backend.name,
-        ),
+        calibration=_calibration(options, numbers, place, model, as_json),
+        quantization=_quantization(options, numbers, backend, targets),
         gates=gates,
         cache_folder=folder / "statistics",
     )
     typed = api.with_precision(model, request, folder, progress=sink)
     engine = api.build_engine(typed, backend, folder, how, progress=sink)
     _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output), model.path))
+
+
+def _numbers(options: Any) -> Literal["int8", "fp8"] | None:
+    """What Linear layers compute in, int8 or fp8, where one was asked for.
+
+    Raises click.UsageError where options exclude each other, or miss what they go with.
+    """
+    for one, other in (("fp16", "fp32"), ("int8", "fp8")):
+        if options[one] and options[other]:
+            raise click.UsageError(f"--{one} and --{other} exclude each other")
+    numbers = "int8" if options["int8"] else "fp8" if options["fp8"] else None
+    for option in ("max_drop", "force"):
+        if options[option] and numbers is None:
+            raise click.UsageError(f"--{option.replace('_', '-')} goes with --int8 or --fp8")
+    if options["evaluation"] is not None and options["max_drop"] is None:
+        raise click.UsageError("--eval goes with --max-drop")
+    return numbers
 
 
 def _precision(model: Any, numbers: str | None, half: bool) -> str:
@@ -149,12 +141,36 @@ def _precision(model: Any, numbers: str | None, half: bool) -> str:
     return rest if numbers is None else f"{numbers}-{rest}"
 
 
-def _require_gates_apply(options: Any, numbers: str | None) -> None:
-    for option in ("max_drop", "force"):
-        if options[option] and numbers is None:
-            raise click.UsageError(f"--{option.replace('_', '-')} goes with --int8 or --fp8")
-    if options["evaluation"] is not None and options["max_drop"] is None:
-        raise click.UsageError("--eval goes with --max-drop")
+def _calibration(options: Any, numbers: str | None, place: Any, model: Any, as_json: bool) -> Any:
+    """The images that ranges come from, or that half precision is judged on."""
+    from vitdeploy.workspace import Draw
+
+    source = model.description.source
+    if numbers is None or model.description.precision != "fp32":
+        wanted = numbers or options["fp16"]
+        return place.calibration(options["calib"], source) if wanted else None
+    draw = Draw(options["calib_images"], options["seed"], options["evaluation"])
+    drawn = place.calibration_set(options["calib"], source, draw, console.progress())
+    if drawn is not None:
+        show_findings(drawn, as_json=as_json)
+    return drawn
+
+
+def _quantization(
+    options: Any, numbers: Literal["int8", "fp8"] | None, backend: Any, targets: Any
+) -> Any:
+    from vitdeploy import api
+    from vitdeploy.calibration.quantize import QuantizationOptions
+    from vitdeploy.target import CPU
+
+    return QuantizationOptions(
+        method=options["method"],
+        numbers=numbers or "int8",
+        keep=options["keep"],
+        attention=options["attention"],
+        targets=api.targets_of(backend, targets) if numbers else (CPU,),
+        runtime=backend.name,
+    )
 
 
 def _gates(options: Any, place: Any, model: Any) -> Any:
