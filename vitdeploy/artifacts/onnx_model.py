@@ -44,7 +44,9 @@ class Verification:
 
     The source is PyTorch, or the file that a graph was adopted from.
     `max_error` is the largest logit difference over the deviation of the
-    source's logits; `agreement` the share of images with the same top-1.
+    source's logits; `agreement` the share of images with the same top-1. Where
+    ONNX Runtime's own rounding was beyond what is allowed, `runtime_error` is
+    its error, and `max_error` that of ONNX's reference implementation there.
     """
 
     images: int
@@ -52,6 +54,7 @@ class Verification:
     max_error: float
     agreement: float
     real_images: bool
+    runtime_error: float | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
+    ModelName,
     Resolution,
     ResolutionSpan,
     json_option,
@@ -20,8 +21,9 @@ from vitdeploy.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from vitdeploy.artifacts.onnx_model import OnnxModel
-    from vitdeploy.models.load import ModelRequest
+    from vitdeploy.artifacts.onnx_model import OnnxModel, Verification
+    from vitdeploy.models.request import ModelRequest
+    from vitdeploy.models.source import SourceModel
 
 
 @click.command()
@@ -60,11 +62,18 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Weights in a second file (always done above 2 GB).",
 )
+@click.option(
+    "--name",
+    type=ModelName(),
+    help="What files and reports call the model (default: its own name, which for a "
+    "checkpoint of another program is the architecture's).",
+)
 @click.option("--data", type=PATH, help="Images to verify on (default: the recipe's, else noise).")
 @output_option
 @json_option
 def command(
     model: str | None,
+    name: str | None,
     data: Path | None,
     output: Path | None,
     as_json: bool,
@@ -80,15 +89,25 @@ def command(
       vitdeploy export --res 384
       vitdeploy export vit_small_patch16_224 --pretrained --res 384x512
       vitdeploy export my_vit.safetensors --dynamic-res 224:512 --precision fp16
+      vitdeploy export vit_base_patch16_224 --checkpoint flowers.pth --name flowers
       vitdeploy export torchvision:vit_b_16 --pretrained --res 384 --input uint8
     """
+    from vitdeploy import api
+
     sink = console.progress()
     place = workspace(sink.note)
     export_options = _export_options(options)
     request = place.model_request(requested_model(model, options))
+    images = None if data is None else place.calibration(data, None)
+    requests = _expanded(request)
+    if name is not None and len(requests) > 1:
+        raise click.UsageError(f"--name is for one model, and {request.name} names {len(requests)}")
     written = []
-    for one in _expanded(request):
-        written.append(_exported(one, export_options, place, data, output, sink))
+    for one in requests:
+        source = _loaded(one, name)
+        judged_on = images or place.calibration(None, source.description)
+        folder = output or place.output
+        written.append(api.export(source, export_options, folder, images=judged_on, progress=sink))
     records = [_record(each) for each in written]
     console.emit(
         as_json,
@@ -99,10 +118,8 @@ def command(
 
 def _export_options(given: dict[str, Any]) -> Any:
     """Take the export's own options out of `given`; the model's are left in it."""
-    from vitdeploy.api import needs_torch
+    from vitdeploy.export.options import ExportOptions
 
-    with needs_torch("exporting"):
-        from vitdeploy.export.export import ExportOptions
     resolution, dynamic = given.pop("res"), given.pop("dynamic_res")
     opset = given.pop("opset")
     formats = {"float32": "float32-nchw", "uint8": "uint8-nhwc"}
@@ -125,19 +142,11 @@ def _expanded(request: ModelRequest) -> list[ModelRequest]:
     return [replace(request, name=name) for name in expand(request.name)]
 
 
-def _exported(
-    request: ModelRequest,
-    options: Any,
-    place: Any,
-    data: Path | None,
-    output: Path | None,
-    sink: Any,
-) -> OnnxModel:
+def _loaded(request: ModelRequest, name: str | None) -> SourceModel:
     from vitdeploy import api
 
     source = api.load_model(request)
-    images = place.calibration(data, source.description)
-    return api.export(source, options, output or place.output, images=images, progress=sink)
+    return source if name is None else api.relabelled(source, name)
 
 
 def _record(written: OnnxModel) -> dict[str, Any]:
@@ -156,6 +165,7 @@ def _record(written: OnnxModel) -> dict[str, Any]:
         "input_format": description.input_format,
         "output": description.output,
         "max_error": check.max_error,
+        "runtime_error": check.runtime_error,
         "agreement": check.agreement,
         "kept_float32": description.kept_float32,
         "forecast": plain(description.forecast),
@@ -179,6 +189,7 @@ def _in_words(written: OnnxModel) -> str:
         f"opset {description.opset}",
         f"  the float32 graph equals PyTorch on {check.images} {kind} at batch 1, 2 and 5: "
         f"largest difference {check.max_error:.1e} deviations of the {description.output}",
+        *_runtime_lines(check),
         f"  positions: {description.positions}",
         f"  images: {description.source.preprocessing.describe_at(description.resolution)}"
         + (", in the graph" if description.input_format == "uint8-nhwc" else ""),
@@ -186,6 +197,15 @@ def _in_words(written: OnnxModel) -> str:
     if description.forecast is not None:
         lines += _forecast_lines(description)
     return "\n".join(lines)
+
+
+def _runtime_lines(check: Verification) -> list[str]:
+    if check.runtime_error is None:
+        return []
+    return [
+        f"  ONNX Runtime's own rounding on this CPU adds up to {check.runtime_error:.1e}; "
+        "the figure above is of ONNX's reference implementation"
+    ]
 
 
 def _forecast_lines(description: Any) -> list[str]:

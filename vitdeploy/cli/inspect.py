@@ -194,7 +194,8 @@ def _show_checks(found: ModelDescription) -> None:
         _line(
             "verified",
             f"against PyTorch on {check.images} {kind}: largest difference {check.max_error:.1e} "
-            f"deviations of the logits, agreement {check.agreement:.1%}",
+            f"deviations of the logits, agreement {check.agreement:.1%}"
+            + (f"; ONNX Runtime's rounding {error:.1e}" if (error := check.runtime_error) else ""),
         )
     if int8 is not None:
         _line(

@@ -10,6 +10,7 @@ from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.errors import EngineError, ExportError, InputError
 from vitdeploy.export.samples import sample_inputs
 from vitdeploy.export.spread import spread_between_images
+from vitdeploy.graph import reference
 from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
@@ -17,6 +18,13 @@ from vitdeploy.models.source import SourceModel
 BATCH_SIZES = (1, 2, 5)
 TOLERANCE = 1e-4
 """Largest logit difference allowed, in deviations of the source's logits."""
+
+RUNTIME_TOLERANCE = 1e-3
+"""Largest difference on ONNX Runtime at which the graph is given a second hearing.
+
+Some of its kernels add up long sums one by one (InstanceNormalization over
+10,000 values: 1e-6 each), and deep models make that more than `TOLERANCE`.
+"""
 
 _REPORT = "report this with the model's name; the graph was not written"
 
@@ -46,6 +54,10 @@ def verify(
     `inputs` are as many images as `batch_sizes` add up to; bytes, (n, height,
     width, channels) uint8, for a graph that normalizes by itself.
 
+    Images on which ONNX Runtime is beyond `TOLERANCE`, but not far, are answered
+    again by ONNX's reference implementation: it decides whether the graph or
+    the runtime's rounding is to blame, and `runtime_error` keeps the latter.
+
     Raises ExportError where logits differ by more than `TOLERANCE` deviations,
     where a value is not finite, where the graph does not load or does not take
     one of the batch sizes, or where PyTorch's logits hardly vary between images
@@ -62,6 +74,7 @@ def verify(
             "the graph answers values that are not finite",
             hint=_REPORT,
         )
+    answered, runtime_error = heard_again(graph, inputs, answered, expected)
     error = float(np.abs(answered - expected).max() / spread)
     if error > TOLERANCE:
         raise ExportError(
@@ -70,7 +83,26 @@ def verify(
             hint=_REPORT,
         )
     agreement = float((answered.argmax(-1) == expected.argmax(-1)).mean())
-    return Verification(len(inputs), batch_sizes, error, agreement, real_images)
+    return Verification(len(inputs), batch_sizes, error, agreement, real_images, runtime_error)
+
+
+def heard_again(
+    graph: bytes | RunnableGraph,
+    inputs: NDArray,
+    answered: NDArray[np.float32],
+    expected: NDArray[np.float32],
+) -> tuple[NDArray[np.float32], float | None]:
+    """The answers, those beyond `TOLERANCE` replaced by ONNX's reference implementation's, and
+    ONNX Runtime's largest error; None, and nothing replaced, where none is or one is too far."""
+    spread = spread_between_images(expected, "PyTorch")
+    differences = np.abs(answered - expected).reshape(len(expected), -1).max(1) / spread
+    doubtful = differences > TOLERANCE
+    worst = float(differences.max())
+    if not doubtful.any() or worst > RUNTIME_TOLERANCE:
+        return answered, None
+    settled = answered.copy()
+    settled[doubtful] = reference.answers(graph, inputs[doubtful])
+    return settled, worst
 
 
 def _answers(

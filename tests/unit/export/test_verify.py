@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -15,13 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from tiny_vits import constant_of, replaced, smooth_inputs
 
+from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.errors import ExportError
 from vitdeploy.export import export as stage
+from vitdeploy.export import verify as module
 from vitdeploy.export.export import ExportOptions, export
 from vitdeploy.export.passes.module_names import name_nodes_by_module
 from vitdeploy.export.trace import trace
 from vitdeploy.export.verify import BATCH_SIZES, TOLERANCE, sample_images, verify
-from vitdeploy.graph import files
+from vitdeploy.graph import files, reference
 from vitdeploy.models.source import SourceModel
 
 Resample = Callable[[torch.Tensor, tuple[int, int]], torch.Tensor]
@@ -129,6 +132,49 @@ def test_one_changed_weight_is_refused(grown: SourceModel, grown_graph: ir.Model
     weight[5, 100] += weight.std()
     with pytest.raises(ExportError, match="differs from PyTorch"):
         check(replaced(grown_graph, name, weight), grown)
+
+
+def a_little_wrong(graph: ir.Model) -> ir.Model:
+    """Off by some ten-thousandths of the answers' deviation."""
+    weight = constant_of(graph, "head.weight")
+    return replaced(graph, "head.weight", weight * np.float32(1.00005))
+
+
+def test_a_small_error_of_the_graph_is_the_graphs(
+    grown: SourceModel, grown_graph: ir.Model
+) -> None:
+    """The second hearing does not excuse it."""
+    with pytest.raises(ExportError, match=r"differs from PyTorch by [1-9]\.[0-9]+e-04"):
+        check(a_little_wrong(grown_graph), grown)
+
+
+def test_rounding_of_the_runtime_is_not_the_graphs(
+    grown: SourceModel, grown_graph: ir.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs, real = sample_images(grown, None)
+    runtime = GraphSession(files.serialize(a_little_wrong(grown_graph)))
+    monkeypatch.setattr(module, "GraphSession", lambda graph: runtime)
+    found = verify(files.runnable(grown_graph), grown, inputs, real_images=real)
+    assert found.max_error < TOLERANCE
+    assert found.runtime_error is not None
+    assert found.runtime_error > TOLERANCE
+
+
+def test_long_sums_are_more_exact_in_the_reference() -> None:
+    text = """
+    <ir_version: 9, opset_import: ["" : 20]>
+    long (float[n, 1, 1, l] x) => (float[n, 1, 1, l] y)
+    <float[1] one = {1.0}, float[1] zero = {0.0}> {
+        y = InstanceNormalization <epsilon = 1e-6> (x, one, zero)
+    }
+    """
+    x = np.random.default_rng(0).normal(5, 1, (2, 1, 1, 400_000)).astype(np.float32)
+    graph = onnx.parser.parse_model(text).SerializeToString()
+    centered = x.astype(np.float64) - x.mean(-1, keepdims=True, dtype=np.float64)
+    exact = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+    (runtimes,) = GraphSession(graph).run_all(x)
+    loss = [np.abs(each - exact).max() for each in (reference.answers(graph, x), runtimes)]
+    assert loss[0] < 2e-6 < loss[1]
 
 
 def test_values_that_are_not_finite_are_refused(grown: SourceModel, grown_graph: ir.Model) -> None:

@@ -59,4 +59,5 @@ def verify_dynamic(
         max_error=max(each.max_error for each in found),
         agreement=float(np.average([each.agreement for each in found], weights=counts)),
         real_images=all(each.real_images for each in found),
+        runtime_error=max((e for each in found if (e := each.runtime_error)), default=None),
     )
