@@ -10,7 +10,19 @@ import numpy as np
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
-from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.model import Report, ReportRow, SpeedDetails
+from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
+from vitdeploy.benchmarks.speed.machine import Energy
+from vitdeploy.benchmarks.speed.memory import PeakMemory
+from vitdeploy.benchmarks.speed.roofline import RooflineShare
+from vitdeploy.benchmarks.speed.scenarios import (
+    OfflineResult,
+    ScenarioResult,
+    ServerResult,
+    ServerRun,
+    StreamResult,
+    SweepPoint,
+)
 from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.environment import Environment
@@ -23,6 +35,9 @@ CPU = Environment(
 )  # fmt: skip
 JETSON = replace(CPU, system="Linux 5.15 aarch64", cpu="ARMv8", cores=8, gpu="Orin (nvgpu)")
 L4 = replace(CPU, cpu="Another CPU", gpu="NVIDIA L4")
+
+QUIET = np.ones(ROUNDS)
+"""The noise of a machine without any."""
 
 
 def accuracy(lost: int, gained: int, n: int = 5000) -> AccuracyComparison:
@@ -96,3 +111,34 @@ def report(
         "images_digest": "12" * 32,
     }
     return Report(**{**given, **changes}, rows=tuple(rows))
+
+
+def details(name: str = "engine", ms: float = 10.0) -> SpeedDetails:
+    """Everything that can be measured of an engine that takes `ms` for an image."""
+    latencies = tuple((ms * np.random.default_rng(4).lognormal(0, 0.05, 400)).tolist())
+    streams = (
+        StreamResult("single-stream", name, "vitdeploy", 1, latencies, 0.01, True),
+        StreamResult(
+            "multi-stream", name, "vitdeploy", 8, tuple(8 * x for x in latencies), 0.2, False
+        ),
+    )
+    speeds = [(batch, 1000 / ms * min(batch, 4)) for batch in (1, 2, 4, 8, 16)]
+    points = tuple(SweepPoint(batch, speed, 0.98 * speed, 1.03 * speed) for batch, speed in speeds)
+    runs = (
+        ServerRun(50.0, 400, 0, 21.5, True, False),
+        ServerRun(100.0, 312, 40, 180.0, False, True),
+        ServerRun(70.0, 400, 0, 33.0, True, False),
+    )
+    return SpeedDetails(
+        fair_speedups=(Speedup(name, "PyTorch compiled bf16", 8, 1.42, 1.40, 1.45),),
+        shares=(RooflineShare(name, 8, 0.613, "compute"),),
+        memory=(PeakMemory("cd" * 32, 8, 412_000_000, 82_000_000),),
+        energy=(Energy(name, 8, 0.215, 31.0, 2.0, "CPU package (RAPL)"),),
+        from_files=(EndToEnd("cd" * 32, name, 8, 64, 2.5, 1.25, ms, 77.0),),
+        scenarios=ScenarioResult(
+            "cd" * 32,
+            streams,
+            OfflineResult(name, "vitdeploy", points, False),
+            ServerResult(name, "vitdeploy", 50.0, 8, 0, 70.0, runs),
+        ),
+    )

@@ -22,6 +22,7 @@ from vitdeploy.cli.options import (
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
+    from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.images import ImageSet
 
@@ -91,6 +92,7 @@ def command(
         _run_scenarios(engines, chosen, seconds, accept_unstable, bound_ms, seed, threads, as_json)
         return
     import json
+    from dataclasses import replace
 
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
@@ -118,7 +120,7 @@ def command(
         threads=threads,
         progress=sink,
     )
-    files = _from_files(loaded, images, max(batch), threads)
+    result = replace(result, from_files=_from_files(loaded, images, max(batch), threads))
     if as_json:
         console.emit(True, json.loads(to_json(result)), "")
     else:
@@ -131,7 +133,7 @@ def command(
             "Speed-up (95 % interval)",
         )
         console.table(header, [row for c in result.comparisons for row in _rows(c)])
-        for line in (*_lines(result), *files):
+        for line in _lines(result):
             click.echo(line)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
@@ -181,23 +183,23 @@ def _lines(result: BenchmarkResult) -> list[str]:
         lines.append(result.peak.in_words())
     if result.conditions:
         lines.append(f"ran under: {result.conditions[-1].in_words()}")
+    lines += [found.in_words() for found in result.from_files]
     return lines
 
 
 def _from_files(
     engines: list[Engine], images: ImageSet | None, batch: int, threads: int | None
-) -> list[str]:
-    """The way from image files to answers, a sentence an engine; nothing without images."""
+) -> tuple[EndToEnd, ...]:
+    """The way from image files to answers of each engine; nothing without images."""
     if images is None:
-        return []
+        return ()
     from vitdeploy import api
     from vitdeploy.benchmarks.speed.end_to_end import measure_end_to_end
 
-    found = []
-    for engine in engines:
-        session = api.load_engine(engine, threads=threads)
-        found.append(measure_end_to_end(engine, session, images, batch).in_words())
-    return found
+    return tuple(
+        measure_end_to_end(engine, api.load_engine(engine, threads=threads), images, batch)
+        for engine in engines
+    )
 
 
 def _run_scenarios(

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine, EngineManifest
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
     from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 
 Finding = TypeVar("Finding")
+OfEngine = TypeVar("OfEngine", "EvaluationResult", "ScenarioResult")
 Say = Callable[[str], None]
 _LEFT_OUT = "left out: "
 
@@ -95,6 +97,7 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
         evaluations=_evaluations(loaded, note),
         forecasts=forecasts_beside(loaded, note),
         benchmark=_benchmark(loaded, note),
+        scenarios=_scenarios(loaded, note),
         notes=note.left_out(),
         created=now(),
     )
@@ -110,8 +113,9 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
 
 def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
     """Several devices as one comparison."""
-    from vitdeploy.benchmarks.report.merge import merge, table_rows, write_merged
+    from vitdeploy.benchmarks.report.merge import merge, table_rows
     from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.benchmarks.report.write import write_merged
     from vitdeploy.pipeline import now
 
     merged = merge([read_report(path) for path in paths], created=now())
@@ -185,16 +189,34 @@ def _siblings(newest: Path, note: Say) -> list[Engine]:
 def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult]:
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 
+    found = _beside(engines, ".accuracy.json", EvaluationResult, note)
+    for engine in engines:
+        if not engine.path.with_suffix(".accuracy.json").exists():
+            note(f"not evaluated yet: {engine.path.name}")
+    return found
+
+
+def _scenarios(engines: list[Engine], note: Say) -> dict[str, ScenarioResult]:
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
+    from vitdeploy.cli.benchmark import SCENARIOS_SUFFIX
+
+    return _beside(engines, SCENARIOS_SUFFIX, ScenarioResult, note)
+
+
+def _beside(
+    engines: list[Engine], suffix: str, kind: type[OfEngine], note: Say
+) -> dict[str, OfEngine]:
+    """What a command left beside each engine, by the engine's digest; of older builds nothing."""
     found = {}
     for engine in engines:
-        path = engine.path.with_suffix(".accuracy.json")
-        result = _finding(path, EvaluationResult, note)
+        path = engine.path.with_suffix(suffix)
+        result = _finding(path, kind, note)
         if result is None:
-            note(f"not evaluated yet: {engine.path.name}")
-        elif result.engine_digest != engine.manifest.engine_digest:
-            note(f"{_LEFT_OUT}{path.name} is of an older build of this engine")
+            continue
+        if result.engine_digest == engine.manifest.engine_digest:
+            found[result.engine_digest] = result
         else:
-            found[engine.manifest.engine_digest] = result
+            note(f"{_LEFT_OUT}{path.name} is of an older build of this engine")
     return found
 
 

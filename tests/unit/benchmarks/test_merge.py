@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_samples import CPU, JETSON, L4, accuracy, report
+from report_samples import CPU, JETSON, L4, accuracy, details, report
 
 from vitdeploy.artifacts.files import from_json
-from vitdeploy.benchmarks.report.merge import (
-    MergedReport,
-    device_names,
-    merge,
-    table_rows,
-    to_markdown,
-    write_merged,
-)
+from vitdeploy.benchmarks.report.html import merged_to_html
+from vitdeploy.benchmarks.report.markdown import merged_to_markdown
+from vitdeploy.benchmarks.report.merge import MergedReport, device_names, merge, table_rows
 from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.report.write import write_merged
 from vitdeploy.errors import InputError
 
 ON_CPU = report({"fp32": (60, accuracy(0, 0)), "int8-fp32": (25, accuracy(9, 7))})
@@ -64,14 +61,21 @@ def test_speedups_are_each_devices_own() -> None:
     assert on_gpu == pytest.approx(80 / 4, rel=0.03)
 
 
-def test_one_machine_twice_is_told_apart_by_runtime_then_by_time() -> None:
+def test_one_machine_twice_is_told_apart_by_what_differs_first() -> None:
     other = report({"fp32": (60, None)}, backend="openvino")
     names = device_names([ON_CPU, other])
     assert names == [
         "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime", "A CPU @ 2.5 GHz, 4 cores with OpenVINO",
     ]  # fmt: skip
     again = replace(ON_CPU, created="2026-09-09")
-    assert device_names([ON_CPU, again])[1].endswith("with ONNX Runtime, 2026-09-09")
+    assert device_names([ON_CPU, again])[1] == "A CPU @ 2.5 GHz, 4 cores, 2026-09-09"
+    newer = replace(CPU, python="3.12.1", packages={"onnxruntime": "1.30"})
+    elsewhere = replace(ON_CPU, environment=newer)
+    assert device_names([ON_CPU, elsewhere, other]) == [
+        "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime (onnxruntime 1.20, Python 3.11.2)",
+        "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime (onnxruntime 1.30, Python 3.12.1)",
+        "A CPU @ 2.5 GHz, 4 cores with OpenVINO",
+    ]
     assert len(set(device_names([ON_CPU, ON_CPU, ON_CPU]))) == 3
 
 
@@ -126,6 +130,35 @@ def test_one_report_is_nothing_to_merge() -> None:
         merge([ON_CPU])
 
 
+@pytest.mark.parametrize("twin", [ON_CPU, replace(ON_CPU)], ids=["file", "content"])
+def test_a_report_does_not_merge_with_itself(twin: Report) -> None:
+    with pytest.raises(
+        InputError, match=r"reports 1 and 3 are one and the same: vit_tiny"
+    ) as found:
+        merge([ON_CPU, ON_L4, twin])
+    assert found.value.hint == "give each report once"
+
+
+def test_unsettled_timings_are_said_in_the_verdict_of_all() -> None:
+    merged = merge([ON_CPU, ON_JETSON])
+    assert merged.tone() == "pass"
+    assert "settle" not in merged.verdict()
+    drifted = replace(ON_CPU, rows=tuple(replace(row, stable=False) for row in ON_CPU.rows))
+    merged = merge([drifted, replace(ON_JETSON, rows=())])
+    assert merged.verdict().endswith("Its timings did not settle: time it again.")
+    assert merged.tone() == "inconclusive"
+
+
+def test_the_page_fetches_nothing_and_holds_every_device() -> None:
+    row = replace(ON_CPU.rows[1], details=details("int8"))
+    merged = merge([replace(ON_CPU, rows=(ON_CPU.rows[0], row)), ON_L4])
+    page = merged_to_html(merged)
+    assert not re.search(r"<(script|link|iframe|img)|(src|href)=", page)
+    for shown in ("NVIDIA L4</h2>", "A CPU @ 2.5 GHz, 4 cores</h2>", "single-stream", "412 MB",
+                  merged.verdict().split(":")[0], "Accuracy against the source"):  # fmt: skip
+        assert shown in page
+
+
 def test_it_is_written_escaped_and_reads_back(tmp_path: Path) -> None:
     hostile = replace(ON_CPU, environment=replace(CPU, cpu="<script>|x", cores=1))
     merged = merge([ON_L4, hostile])
@@ -133,7 +166,9 @@ def test_it_is_written_escaped_and_reads_back(tmp_path: Path) -> None:
     text = written["json"].read_text(encoding="utf-8")
     assert from_json(text, MergedReport, origin="x") == merged
     page = written["md"].read_text(encoding="utf-8")
-    assert page == to_markdown(merged)
+    assert page == merged_to_markdown(merged)
     assert "<script>" not in page
     assert "&lt;script&gt;\\|x, 1 core" in page
     assert "## NVIDIA L4" in page
+    assert "<script" not in written["html"].read_text(encoding="utf-8")
+    assert written["html"].name == "merged.html"

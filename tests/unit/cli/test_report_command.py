@@ -35,10 +35,21 @@ def test_two_devices_become_one_comparison(tmp_path: Path) -> None:
     found = run(*names, "-o", str(tmp_path / "out"))
     assert found.exit_code == 0, found.output
     assert "FP16 on TensorRT on NVIDIA L4 is the fastest" in found.output
-    assert "at 224x224: 2 reports" in (tmp_path / "out/merged.md").read_text()
+    for name in ("merged.md", "merged.html"):
+        assert "at 224x224: 2 reports" in (tmp_path / "out" / name).read_text()
     found = run(*names, "--json", "-o", str(tmp_path / "out"))
     devices = json.loads(found.stdout)["devices"]
     assert [device["name"] for device in devices] == ["A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4"]
+
+
+def test_a_report_is_not_merged_with_itself(tmp_path: Path) -> None:
+    path = written(tmp_path, "cpu.json", BEFORE)
+    copy = written(tmp_path, "copy.json", BEFORE)
+    for pair in ((path, path), (path, copy)):
+        found = run(*pair, "-o", str(tmp_path / "out"))
+        assert isinstance(found.exception, InputError)
+        assert "reports 1 and 2 are one and the same" in str(found.exception)
+    assert not (tmp_path / "out").exists()
 
 
 def test_other_images_are_not_merged(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from vitdeploy import api
-from vitdeploy.artifacts.files import from_json
+from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
 from vitdeploy.benchmarks.speed import loadgen
@@ -41,6 +42,17 @@ def test_each_scenario_is_told_and_kept(tmp_path: Path) -> None:
     assert [stream.scenario for stream in result.streams] == ["single-stream"]
     assert [stream.batch for stream in result.streams] == [1]
     assert result.engine_digest == engine.manifest.engine_digest
+    page = reported(engine.path, tmp_path / "report")
+    assert "| FP32 on ONNX Runtime | single-stream | 2 ms (2 to 2) |" in page
+    kept.write_text(to_json(replace(result, engine_digest="00" * 32)), encoding="utf-8")
+    assert "is of an older build of this engine" in reported(engine.path, tmp_path / "later")
+
+
+def reported(engine: Path, folder: Path) -> str:
+    """The Markdown that `vitdeploy report` makes of an engine."""
+    found = CliRunner().invoke(cli, ["report", str(engine), "-o", str(folder)])
+    assert found.exit_code == 0, found.output
+    return (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_an_unknown_scenario_is_refused() -> None:

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.benchmarks.accuracy import ranking
 from vitdeploy.benchmarks import statistics
+from vitdeploy.benchmarks.accuracy import ranking
 from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,

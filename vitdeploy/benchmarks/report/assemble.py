@@ -9,7 +9,13 @@ from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
-from vitdeploy.benchmarks.report.model import AccuracyForecast, Report, ReportRow
+from vitdeploy.benchmarks.report.model import (
+    AccuracyForecast,
+    Report,
+    ReportRow,
+    SpeedDetails,
+)
+from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
 from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 from vitdeploy.errors import InputError
 
@@ -18,7 +24,7 @@ from vitdeploy.errors import InputError
 class Evidence:
     """What is known about the engines of one model at one resolution.
 
-    `evaluations` are keyed by engine digest, `forecasts` by that of the graph;
+    `evaluations` and `scenarios` are keyed by engine digest, `forecasts` by that of the graph;
     `failed` are rows of engines that could not be built. `created` is ISO 8601.
     """
 
@@ -26,6 +32,7 @@ class Evidence:
     evaluations: Mapping[str, EvaluationResult]
     forecasts: Mapping[str, AccuracyForecast] = field(default_factory=dict)
     benchmark: BenchmarkResult | None = None
+    scenarios: Mapping[str, ScenarioResult] = field(default_factory=dict)
     failed: Sequence[ReportRow] = ()
     notes: Sequence[str] = ()
     created: str = ""
@@ -62,6 +69,9 @@ def assemble(evidence: Evidence) -> Report:
             (e.manifest.model.quantization for e in evidence.engines if _is_quantized(e)), None
         ),
         source_throughput=benchmark.source_measurements() if benchmark else (),
+        source_forms=benchmark.form_measurements() if benchmark else (),
+        peak=benchmark.peak if benchmark else None,
+        conditions=benchmark.conditions if benchmark else (),
         flips=next((result.flips for result in reversed(evaluations) if result.flips), ()),
         notes=(*evidence.notes, *_unstable(benchmark)),
     )
@@ -103,8 +113,9 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
     )
     evaluation = evidence.evaluations.get(digest)
     benchmark = evidence.benchmark
-    timed = benchmark is not None and digest in benchmark.engine_digests
-    if evaluation is None and not timed:
+    timed = benchmark if benchmark is not None and digest in benchmark.engine_digests else None
+    scenarios = evidence.scenarios.get(digest)
+    if evaluation is None and timed is None and scenarios is None:
         return row
     return replace(
         row,
@@ -112,9 +123,23 @@ def _row(engine: Engine, evidence: Evidence) -> ReportRow:
         note="" if evaluation else "timed, not evaluated",
         accuracy=None if evaluation is None else evaluation.comparison,
         forecast=row.forecast if evaluation is None else evaluation.forecast or row.forecast,
-        throughput=benchmark.measurements_of(digest) if benchmark and timed else (),
-        speedups=benchmark.speedups_of(digest) if benchmark and timed else (),
-        stable=benchmark is None or all(c.stable for c in benchmark.comparisons),
+        throughput=timed.measurements_of(digest) if timed else (),
+        speedups=timed.speedups_of(digest) if timed else (),
+        stable=timed is None or all(c.stable for c in timed.comparisons),
+        details=replace(_details(timed, digest), scenarios=scenarios),
+    )
+
+
+def _details(benchmark: BenchmarkResult | None, digest: str) -> SpeedDetails:
+    if benchmark is None:
+        return SpeedDetails()
+    name = benchmark.measurements_of(digest)[0].name
+    return SpeedDetails(
+        fair_speedups=benchmark.fair_speedups_of(digest) if benchmark.source_variants else (),
+        shares=tuple(found for found in benchmark.shares if found.name == name),
+        memory=tuple(found for found in benchmark.memory if found.engine_digest == digest),
+        energy=tuple(found for found in benchmark.energy if found.name == name),
+        from_files=tuple(found for found in benchmark.from_files if found.engine_digest == digest),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from vitdeploy.artifacts.onnx_model import FallbackStep
@@ -15,6 +16,10 @@ BAR_WIDTH = 320
 _INK = "#010203"
 """Stands for the page's text colour until the SVG is on the page (light or dark)."""
 _MARKS = "#3b82c4"
+_LINES = (
+    ("#3b82c4", "o"), ("#c2630a", "s"), ("#0d8a5f", "^"), ("#b14fc5", "D"), ("#7a7f87", "v"),
+)  # fmt: skip
+"""Told apart by marks too, and seen on white and on black."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +115,41 @@ def fallback_svg(steps: Sequence[FallbackStep]) -> str | None:
         axes.spines[["top", "right"]].set_visible(False)
 
     return _drawn(draw, 2.6)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Throughput of one engine: (batch, images/s, low, high), low and high None without any."""
+
+    name: str
+    points: tuple[tuple[int, float, float | None, float | None], ...]
+
+
+def sweep_svg(sweeps: Sequence[Sweep]) -> str | None:
+    """Images a second over the batch size, a line each, its 95 % intervals as bars.
+
+    None as `latency_svg`.
+    """
+
+    def draw(axes: Any) -> None:
+        for sweep, (colour, mark) in zip(sweeps, cycle(_LINES), strict=False):
+            batches, speeds = [p[0] for p in sweep.points], [p[1] for p in sweep.points]
+            axes.plot(batches, speeds, f"{mark}-", color=colour, ms=5, label=shortened(sweep.name))
+            for batch, _, low, high in sweep.points:
+                if low is not None and high is not None:
+                    axes.plot([batch, batch], [low, high], "-", color=colour, lw=4, alpha=0.35)
+        ticks = sorted({batch for sweep in sweeps for batch, _, _, _ in sweep.points})
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(batch) for batch in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("batch")
+        axes.set_ylabel("images/s")
+        axes.grid(alpha=0.2)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
+
+    return _drawn(draw, 3.2)
 
 
 def _drawn(draw: Callable[[Any], None], height: float) -> str | None:

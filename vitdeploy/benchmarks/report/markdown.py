@@ -1,13 +1,13 @@
-"""A report as Markdown; and the table that every face of a report draws."""
+"""Reports as Markdown; and the table that every face of a report draws."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from vitdeploy.benchmarks.speed.payoff import payoffs_of
-from vitdeploy.benchmarks.report import wording
+from vitdeploy.benchmarks.report import merge, wording
+from vitdeploy.benchmarks.report.figures import Section, sections
 from vitdeploy.benchmarks.report.model import Report, ReportRow
-from vitdeploy.benchmarks.speed.throughput import TimedEngine
+from vitdeploy.benchmarks.speed.throughput import Measurement
 
 _SPECIAL = str.maketrans(
     # A control character would speak to the terminal that shows the file.
@@ -46,7 +46,19 @@ def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         wording.NOTHING,
         _source_verdict(report),
     )
-    return header, [source, *(_cells(row) for row in report.rows)]
+    forms = dict.fromkeys(measured.name for measured in report.source_forms)
+    return header, [
+        source,
+        *(_form([m for m in report.source_forms if m.name == form]) for form in forms),
+        *(_cells(row) for row in report.rows),
+    ]
+
+
+def _form(measured: Sequence[Measurement]) -> tuple[str, ...]:
+    """A row of the source in another form; only its speed is known."""
+    nothing = wording.NOTHING
+    timed = wording.per_image(measured)
+    return (measured[0].name, *[nothing] * 5, timed, nothing, "the source in another form")
 
 
 def _source_verdict(report: Report) -> str:
@@ -66,12 +78,10 @@ def to_markdown(report: Report) -> str:
     """The whole report as GitHub-flavoured Markdown; text from outside is escaped."""
     header, rows = table_rows(report)
     lines = [f"# {escape(report.title)}", "", f"**{escape(report.verdict())}**", ""]
-    lines += [
-        table_line(header),
-        table_line(["---"] * len(header)),
-        *(table_line(_escaped(row)) for row in rows),
-    ]
-    lines += ["", "## What was compared", "", *_facts(report)]
+    lines += table(header, rows)
+    for section in sections(report):
+        lines += ["", *section_lines(section, "##")]
+    lines += ["", "## What was compared", "", *fact_lines(comparison_facts(report))]
     if report.notes:
         lines += ["", "## Notes", "", *(f"- {escape(note)}" for note in report.notes)]
     if report.quantization is not None:
@@ -87,14 +97,31 @@ def to_markdown(report: Report) -> str:
         ]
         curve = fallback_rows(report)
         if curve:
-            lines += ["", "### Layers taken back to float", "", table_line(curve[0])]
-            lines += [
-                table_line(["---"] * len(curve[0])),
-                *(table_line(_escaped(row)) for row in curve[1:]),
-            ]
+            lines += ["", "### Layers taken back to float", "", *table(curve[0], curve[1:])]
     lines += ["", "## Environment and provenance", ""]
-    lines += [f"- {escape(name)}: {escape(value)}" for name, value in provenance(report)]
+    lines += fact_lines(provenance(report))
     return "\n".join(lines) + "\n"
+
+
+def merged_to_markdown(merged: merge.MergedReport) -> str:
+    """Several devices, the figures of each under its name; escaped alike."""
+    lines = [f"# {escape(merged.title)}: {len(merged.devices)} reports", ""]
+    lines += [f"**{escape(merged.verdict())}**", "", *table(*merge.table_rows(merged))]
+    lines += ["", merge.ABOUT_SPEEDUPS]
+    for device in merged.devices:
+        lines += ["", f"## {escape(device.name)}", "", *fact_lines(merge.facts(device))]
+        for section in sections(device.report):
+            lines += ["", *section_lines(section, "###")]
+    return "\n".join(lines) + "\n"
+
+
+def section_lines(section: Section, level: str) -> list[str]:
+    """A section under a heading of `level` ('##')."""
+    lines = [f"{level} {escape(section.title)}", "", escape(section.about), ""]
+    lines += table(section.header, section.rows)
+    if section.findings:
+        lines += ["", *(f"- {escape(finding)}" for finding in section.findings)]
+    return lines
 
 
 def fallback_rows(report: Report) -> list[list[str]]:
@@ -142,7 +169,6 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
         for row in report.rows
         if row.forecast is not None
     ]
-    facts += [("Did INT8 pay", sentence) for sentence in payoff_sentences(report)]
     if report.unreadable:
         shown = ", ".join(report.unreadable[:5])
         more = len(report.unreadable) - 5
@@ -161,16 +187,6 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
     return facts
 
 
-def payoff_sentences(report: Report) -> list[str]:
-    """Whether quantizing paid, for each runtime and batch size where both kinds were timed."""
-    timed = [
-        (TimedEngine(wording.backend_title(row.backend), row.precision), row.throughput)
-        for row in report.rows
-        if row.throughput
-    ]
-    return [found.in_words() for found in payoffs_of(timed) if found.ratio is not None]
-
-
 def provenance(report: Report) -> list[tuple[str, str]]:
     """(name, value) of machine, software, digests and preprocessing."""
     machine, source = report.environment, report.model.source
@@ -184,6 +200,9 @@ def provenance(report: Report) -> list[tuple[str, str]]:
         ("Weights (sha256)", source.weights_digest),
         ("Preprocessing", source.preprocessing.describe_at(report.model.resolution)),
     ]
+    if report.conditions:
+        whens = ("Ran under, before the timings", "Ran under, after them")
+        facts += [(w, c.in_words()) for w, c in zip(whens, report.conditions, strict=False)]
     for row in report.rows:
         if row.graph_digest:
             facts.append((f"Graph of {row.name} (sha256)", row.graph_digest))
@@ -223,17 +242,16 @@ def _verdict(row: ReportRow) -> str:
     return verdict + note
 
 
-def _facts(report: Report) -> list[str]:
-    return [f"- {name}: {escape(value)}" for name, value in comparison_facts(report)]
+def fact_lines(facts: Iterable[tuple[str, str]]) -> list[str]:
+    """A list of '- name: value', both escaped."""
+    return [f"- {escape(name)}: {escape(value)}" for name, value in facts]
 
 
-def _escaped(cells: Iterable[str]) -> list[str]:
-    return [escape(cell) for cell in cells]
-
-
-def table_line(cells: Iterable[str]) -> str:
-    """A row of a Markdown table; the cells must be escaped."""
-    return f"| {' | '.join(cells)} |"
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """The lines of a Markdown table; every cell is escaped here."""
+    lines = [[escape(cell) for cell in row] for row in (header, *rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def escape(text: str) -> str:

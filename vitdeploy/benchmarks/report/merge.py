@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from vitdeploy.artifacts.files import to_json, write_text
-from vitdeploy.artifacts.strict import printable
+from vitdeploy.benchmarks.accuracy.comparison import Verdict
 from vitdeploy.benchmarks.report import wording
-from vitdeploy.benchmarks.report.markdown import escape, table_line
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
+ABOUT_SPEEDUPS = (
+    "Speed-ups are of one run on one device: against the source, or where it was not timed, "
+    "against the first engine."
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,23 @@ class MergedReport:
     kind: str = "merged-report"
 
     def verdict(self) -> str:
-        """The fastest engine of all that holds its accuracy, and each device's own verdict."""
+        """The fastest engine of all that holds its accuracy, and whether its speed is known."""
+        found = self._best()
+        if found is None:
+            return "On no device was an engine both timed and found to keep the accuracy."
+        speed, device, row = found
+        unsettled = "" if row.stable else " Its timings did not settle: time it again."
+        return (
+            f"Of those that keep the accuracy, {row.title} on {device.name} is the fastest: "
+            f"{speed:,.0f} images/s.{unsettled}"
+        )
+
+    def tone(self) -> Verdict:
+        """What the verdict comes to, for its colour."""
+        found = self._best()
+        return "pass" if found is not None and found[2].stable else "inconclusive"
+
+    def _best(self) -> tuple[float, DeviceReport, ReportRow] | None:
         passing = [
             (speed, device, row)
             for device in self.devices
@@ -47,13 +64,7 @@ class MergedReport:
             and row.accuracy.verdict == "pass"
             and (speed := best_images_per_second(row)) is not None
         ]
-        if not passing:
-            return "On no device was an engine both timed and found to keep the accuracy."
-        speed, device, row = max(passing, key=lambda found: found[0])
-        return (
-            f"Of those that keep the accuracy, {row.title} on {device.name} is the fastest: "
-            f"{speed:,.0f} images/s."
-        )
+        return max(passing, key=lambda found: found[0], default=None)
 
 
 def best_images_per_second(row: ReportRow) -> float | None:
@@ -64,14 +75,21 @@ def best_images_per_second(row: ReportRow) -> float | None:
 def merge(reports: Sequence[Report], *, created: str = "") -> MergedReport:
     """One comparison of what was found on several devices.
 
-    Raises InputError unless there are at least two, all of the same weights,
-    resolution, preprocessing and output, and all accuracies are of the same
-    images.
+    Raises InputError unless there are at least two, each once, all of the same
+    weights, resolution, preprocessing and output, and all accuracies are of
+    the same images.
     """
     if len(reports) < 2:
         raise InputError(
             f"there is {len(reports)} report to merge", hint="give two or more report.json"
         )
+    for number, report in enumerate(reports):
+        if report in reports[:number]:
+            raise InputError(
+                f"reports {reports.index(report) + 1} and {number + 1} are one and the same: "
+                f"{report.title} ({report.created}) on {_device(report)}",
+                hint="give each report once",
+            )
     first = reports[0]
     for other in reports[1:]:
         require_comparable(first, other)
@@ -112,18 +130,15 @@ def require_comparable(first: Report, other: Report) -> None:
 def device_names(reports: Sequence[Report]) -> list[str]:
     """What each report was made on: its GPU where an engine ran there, else its CPU.
 
-    Reports of one machine are told apart by their runtimes, then by their time.
+    Reports of one machine are told apart by what differs first: runtimes,
+    versions of those and of Python, the time.
     """
     names = [_device(report) for report in reports]
-    if len(set(names)) < len(names):
+    for tell in (_runtimes, _versions, lambda report: f", {report.created}"):
+        told = [(name, tell(report)) for name, report in zip(names, reports, strict=True)]
         names = [
-            f"{name} with {_runtimes(report)}" if names.count(name) > 1 else name
-            for name, report in zip(names, reports, strict=True)
-        ]
-    if len(set(names)) < len(names):
-        names = [
-            f"{name}, {report.created}" if names.count(name) > 1 else name
-            for name, report in zip(names, reports, strict=True)
+            name + more if len({other for same, other in told if same == name}) > 1 else name
+            for name, more in told
         ]
     return [
         name if names.count(name) == 1 else f"{name} ({names[:i].count(name) + 1})"
@@ -145,43 +160,18 @@ def table_rows(merged: MergedReport) -> tuple[tuple[str, ...], list[tuple[str, .
     return header, rows
 
 
-def to_markdown(merged: MergedReport) -> str:
-    """The merged comparison as GitHub-flavoured Markdown; text from outside is escaped."""
-    header, rows = table_rows(merged)
-    lines = [f"# {escape(merged.title)}: {len(merged.devices)} reports", ""]
-    lines += [f"**{escape(merged.verdict())}**", ""]
-    lines += [table_line(header), table_line(["---"] * len(header))]
-    lines += [table_line([escape(cell) for cell in row]) for row in rows]
-    lines += [
-        "",
-        "Speed-ups are of one run on one device: against the source, or where it was not timed, "
-        "against the first engine.",
-        "",
+def facts(device: DeviceReport) -> list[tuple[str, str]]:
+    """(name, value) of what a device's report comes to and where it was made."""
+    report, machine = device.report, device.report.environment
+    found = [
+        ("Verdict", report.verdict()),
+        ("Measured", report.created),
+        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.system}"),
+        ("GPU", machine.gpu or "none"),
+        ("Python", machine.python),
+        ("Packages", ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))),
     ]
-    for device in merged.devices:
-        machine = device.report.environment
-        packages = ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))
-        facts = (
-            ("Verdict", device.report.verdict()),
-            ("Measured", device.report.created),
-            ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.system}"),
-            ("GPU", machine.gpu or "none"),
-            ("Packages", packages),
-        )
-        lines += [f"## {escape(device.name)}", ""]
-        lines += [f"- {name}: {escape(value)}" for name, value in facts]
-        lines += [f"- Note: {escape(note)}" for note in device.report.notes]
-        lines.append("")
-    return "\n".join(lines)
-
-
-def write_merged(merged: MergedReport, folder: Path) -> dict[str, Path]:
-    """Write merged.json and merged.md into `folder`. Raises OutputError where that fails."""
-    texts = {"json": to_json(merged), "md": to_markdown(merged)}
-    paths = {kind: folder / f"merged.{kind}" for kind in texts}
-    for kind, path in paths.items():
-        write_text(path, printable(texts[kind]))
-    return paths
+    return found + [("Note", note) for note in report.notes]
 
 
 def _evaluated(report: Report) -> bool:
@@ -198,7 +188,19 @@ def _device(report: Report) -> str:
 
 def _runtimes(report: Report) -> str:
     ran = [wording.backend_title(row.backend) for row in report.rows if row.status == "ok"]
-    return " and ".join(dict.fromkeys(ran)) or "no runtime"
+    return f" with {' and '.join(dict.fromkeys(ran)) or 'no runtime'}"
+
+
+def _versions(report: Report) -> str:
+    """' (onnxruntime 1.20.1, Python 3.12.1)': the packages of the runtimes that ran."""
+    machine = report.environment
+    ran = {row.backend for row in report.rows if row.status == "ok"}
+    packages = [
+        f"{name} {version}"
+        for name, version in sorted(machine.packages.items())
+        if any(name.startswith(backend.split("-")[0]) for backend in ran)
+    ]
+    return f" ({', '.join([*packages, f'Python {machine.python}'])})"
 
 
 def _source_cells(device: DeviceReport) -> tuple[str, ...]:

@@ -8,8 +8,15 @@ from typing import Literal
 
 from vitdeploy.artifacts.files import from_json, read_text
 from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
+from vitdeploy.benchmarks.accuracy.comparison import Verdict
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
 from vitdeploy.benchmarks.report import wording
+from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
+from vitdeploy.benchmarks.speed.machine import Conditions, Energy
+from vitdeploy.benchmarks.speed.memory import PeakMemory
+from vitdeploy.benchmarks.speed.payoff import is_quantized
+from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
+from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
 from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError
@@ -49,6 +56,21 @@ class AccuracyForecast:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeedDetails:
+    """What was measured of an engine beside the timings in turns; empty where it was not.
+
+    `fair_speedups` are against PyTorch's fastest form at each batch size.
+    """
+
+    fair_speedups: tuple[Speedup, ...] = ()
+    shares: tuple[RooflineShare, ...] = ()
+    memory: tuple[PeakMemory, ...] = ()
+    energy: tuple[Energy, ...] = ()
+    from_files: tuple[EndToEnd, ...] = ()
+    scenarios: ScenarioResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReportRow:
     """One engine: what it is, and what was found.
 
@@ -74,6 +96,7 @@ class ReportRow:
     stable: bool = True
     graph_digest: str = ""
     engine_digest: str = ""
+    details: SpeedDetails = SpeedDetails()
 
     @property
     def title(self) -> str:
@@ -118,6 +141,9 @@ class Report:
     the exported one, both shares in [0, 1] and None without labels.
     `unreadable` are images left out; `images_digest` names the others, in
     whatever order (empty: nothing was evaluated, or by an older version).
+    `source_throughput` is of the source as speed-ups are against it,
+    `source_forms` of its other forms (compiled, half precision), one a batch
+    size each. `peak` and `conditions` (before and after) are the machine's.
     """
 
     title: str
@@ -135,6 +161,9 @@ class Report:
     verification: Verification | None = None
     quantization: Quantization | None = None
     source_throughput: tuple[Measurement, ...] = ()
+    source_forms: tuple[Measurement, ...] = ()
+    peak: MachinePeak | None = None
+    conditions: tuple[Conditions, ...] = ()
     flips: tuple[Flip, ...] = ()
     notes: tuple[str, ...] = ()
     score_name: str = "Top-1"
@@ -144,20 +173,35 @@ class Report:
     def verdict(self) -> str:
         """What to do, in a plain sentence or two.
 
-        The fastest engine whose accuracy holds is named. Where that is not a
-        quantized one although some were compared, the best of those is said
-        not to have paid, and why.
+        The fastest engine whose accuracy holds is named; it may be shipped
+        where its timings settled. Where that is not a quantized one although
+        some were compared, the best of those is said not to have paid, and why.
         """
-        compared = [row for row in self.rows if row.status == "ok" and row.accuracy is not None]
+        compared = self._compared()
         if not compared:
             return self._nothing_compared()
         best = max(compared, key=_rank)
         sentence = self._judge(best)
-        quantized = [row for row in compared if _is_quantized(row)]
-        if quantized and not _is_quantized(best):
+        quantized = [row for row in compared if is_quantized(row.precision)]
+        if quantized and not is_quantized(best.precision):
             other = max(quantized, key=_rank)
-            sentence += f" INT8 did not pay: {self._findings(other)}."
+            told = "did not pay" if other.stable else "was not seen to pay"
+            sentence += f" INT8 {told}: {self._findings(other)}."
         return sentence
+
+    def tone(self) -> Verdict:
+        """What the verdict comes to, for its colour: 'inconclusive' also where timings drifted."""
+        compared = self._compared()
+        if not compared:
+            return "inconclusive"
+        best = max(compared, key=_rank)
+        assert best.accuracy is not None
+        if best.accuracy.verdict == "pass" and not best.stable:
+            return "inconclusive"
+        return best.accuracy.verdict
+
+    def _compared(self) -> list[ReportRow]:
+        return [row for row in self.rows if row.status == "ok" and row.accuracy is not None]
 
     def _nothing_compared(self) -> str:
         count = {s: sum(row.status == s for row in self.rows) for s in ("built", "failed")}
@@ -183,6 +227,8 @@ class Report:
         speedup = row.best_speedup
         if speedup is None:
             return f"{findings}: the accuracy holds, the speed was not compared."
+        if not row.stable:
+            return f"{findings}: the accuracy holds, the speed is not known. Time it again."
         if speedup.low <= 1:
             return f"{row.title} did not pay: {findings}."
         return f"{findings}: ship it."
@@ -208,13 +254,14 @@ def read_report(path: Path) -> Report:
     return from_json(read_text(path, what="report"), Report, origin=str(path))
 
 
-def _is_quantized(row: ReportRow) -> bool:
-    return row.precision.startswith(("int8", "fp8"))
-
-
 def _rank(row: ReportRow) -> tuple[int, bool, float, bool]:
     """Best last: by verdict, then speed; where speeds are unknown, quantized ones."""
     assert row.accuracy is not None
     verdict = ("fail", "inconclusive", "pass").index(row.accuracy.verdict)
     speedup = row.best_speedup
-    return verdict, speedup is not None, speedup.low if speedup else 0.0, _is_quantized(row)
+    return (
+        verdict,
+        speedup is not None,
+        speedup.low if speedup else 0.0,
+        is_quantized(row.precision),
+    )

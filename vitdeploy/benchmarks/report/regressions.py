@@ -13,8 +13,8 @@ from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
 from vitdeploy.benchmarks.report.merge import require_comparable
 from vitdeploy.benchmarks.report.model import Report, ReportRow
-from vitdeploy.benchmarks.statistics import tango_interval
 from vitdeploy.benchmarks.speed.throughput import Measurement
+from vitdeploy.benchmarks.statistics import tango_interval
 from vitdeploy.errors import GateFailedError, InputError
 
 SCHEMA_VERSION = 1

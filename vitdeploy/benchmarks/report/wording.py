@@ -9,6 +9,7 @@ from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 
 BACKENDS = {
     "onnxruntime": "ONNX Runtime",
+    "onnxruntime-cuda": "ONNX Runtime CUDA",
     "openvino": "OpenVINO",
     "tensorrt": "TensorRT",
     "tensorrt-rtx": "TensorRT-RTX",

@@ -24,6 +24,7 @@ class EndToEnd:
     threads: at best, what the slowest stage allows.
     """
 
+    engine_digest: str
     name: str
     batch: int
     images: int
@@ -91,4 +92,13 @@ def measure_end_to_end(
         1000 * float(np.median(times)) for times in (decoding, preparing, answering)
     )
     speed = len(images) / took
-    return EndToEnd(session.name, batch, len(images), decode_ms, prepare_ms, engine_ms, speed)
+    return EndToEnd(
+        engine.manifest.engine_digest,
+        session.name,
+        batch,
+        len(images),
+        decode_ms,
+        prepare_ms,
+        engine_ms,
+        speed,
+    )

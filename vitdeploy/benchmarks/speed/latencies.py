@@ -27,10 +27,14 @@ class Percentile:
     low_ms: float
     high_ms: float | None
 
-    def in_words(self) -> str:
-        """'p99 12.3 ms (11.9 to 14.0)', 'p99 12.3 ms (11.9 or more)'."""
+    def figures(self) -> str:
+        """'12.3 ms (11.9 to 14.0)', '12.3 ms (11.9 or more)'."""
         upper = "or more" if self.high_ms is None else f"to {self.high_ms:.3g}"
-        return f"p{100 * self.share:g} {self.value_ms:.3g} ms ({self.low_ms:.3g} {upper})"
+        return f"{self.value_ms:.3g} ms ({self.low_ms:.3g} {upper})"
+
+    def in_words(self) -> str:
+        """'p99 12.3 ms (11.9 to 14.0)'."""
+        return f"p{100 * self.share:g} {self.figures()}"
 
 
 def percentile(samples_ms: Sequence[float], share: float) -> Percentile:

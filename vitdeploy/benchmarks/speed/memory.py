@@ -34,12 +34,15 @@ class PeakMemory:
     peak_bytes: int
     before_bytes: int
 
+    @property
+    def added_bytes(self) -> int:
+        return self.peak_bytes - self.before_bytes
+
     def in_words(self) -> str:
         """'412 MB at its peak, 330 MB of it the engine and its runtime'."""
-        added = (self.peak_bytes - self.before_bytes) / 1e6
         return (
-            f"{self.peak_bytes / 1e6:,.0f} MB at its peak, {added:,.0f} MB of it the engine and "
-            "its runtime"
+            f"{self.peak_bytes / 1e6:,.0f} MB at its peak, {self.added_bytes / 1e6:,.0f} MB of it "
+            "the engine and its runtime"
         )
 
 

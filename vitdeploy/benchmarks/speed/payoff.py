@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, Measurement, TimedEngine
+from vitdeploy.benchmarks.statistics import ratio_interval
 
-_QUANTIZED = ("int8", "fp8")
+
+def is_quantized(precision: str) -> bool:
+    """Whether a graph of this precision computes in eight bits: 'int8-fp32', 'fp8-fp16'."""
+    return precision.startswith(("int8", "fp8"))
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def payoffs_of(
 def _payoff(backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measurement]]) -> Payoff:
     fastest: dict[bool, tuple[str, Measurement]] = {}
     for engine, measured in found:
-        kind = engine.precision.startswith(_QUANTIZED)
+        kind = is_quantized(engine.precision)
         if kind not in fastest or measured.p50_ms() < fastest[kind][1].p50_ms():
             fastest[kind] = engine.precision, measured
     ratio = None

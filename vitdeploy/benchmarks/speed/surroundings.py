@@ -96,7 +96,7 @@ def with_surroundings(
         conditions=(before, after),
         peak=peak,
         shares=tuple(shares),
-        energy=_energies(engines, sessions, batches, machine, progress),
+        energy=_energies(result, engines, sessions, machine, progress),
         memory=_memories(engines, batches, machine, progress),
     )
 
@@ -143,21 +143,22 @@ def _memories(
 
 
 def _energies(
+    result: BenchmarkResult,
     engines: Sequence[Engine],
     sessions: Sequence[Session],
-    batches: Sequence[int],
     machine: Machine,
     progress: Progress,
 ) -> tuple[Energy, ...]:
+    """Under the names of the measurements, which two engines never share."""
     meter = machine.meter or EnergyMeter()
     if not meter.sources:
         progress.note("no energy: neither RAPL nor NVML counts it here for this user")
         return ()
-    found = [
-        energy_of(
-            session, noise(engine, batch), meter, seconds=_ENERGY_SECONDS, clock=machine.clock
-        )
-        for engine, session in zip(engines, sessions, strict=True)
-        for batch in batches
-    ]
-    return tuple(energy for energy in found if energy is not None)
+    found = []
+    for engine, session in zip(engines, sessions, strict=True):
+        for measured in result.measurements_of(engine.manifest.engine_digest):
+            batch = noise(engine, measured.batch)
+            energy = energy_of(session, batch, meter, seconds=_ENERGY_SECONDS, clock=machine.clock)
+            if energy is not None:
+                found.append(replace(energy, name=measured.name))
+    return tuple(found)

@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
 from vitdeploy.benchmarks.speed.machine import Conditions, Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
 from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
-from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.benchmarks.speed.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
+from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 
@@ -139,6 +140,7 @@ class BenchmarkResult:
     the source where `has_source` is set, and with its other forms
     (`source_variants`: compiled, half precision) after that. `engines` are in
     the order of the digests. `conditions` are those before and after.
+    `from_files` has one entry an engine where images were given.
     """
 
     engine_digests: tuple[str, ...]
@@ -152,6 +154,7 @@ class BenchmarkResult:
     shares: tuple[RooflineShare, ...] = ()
     energy: tuple[Energy, ...] = ()
     memory: tuple[PeakMemory, ...] = ()
+    from_files: tuple[EndToEnd, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -203,6 +206,11 @@ class BenchmarkResult:
         if not self.has_source:
             return ()
         return tuple(comparison.measurements[0] for comparison in self.comparisons)
+
+    def form_measurements(self) -> tuple[Measurement, ...]:
+        """Those of the source's other forms: all batch sizes of the first, then of the next."""
+        positions = range(self.has_source, self.first_engine)
+        return tuple(c.measurements[i] for i in positions for c in self.comparisons)
 
 
 def measure_interleaved(
