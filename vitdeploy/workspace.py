@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from vitdeploy.artifacts.engine import Engine, read_engine
 from vitdeploy.artifacts.files import reading
@@ -22,13 +21,12 @@ from vitdeploy.calibration.image_set import (
     require_unseen,
 )
 from vitdeploy.demo import assets
-from vitdeploy.errors import InputError, MissingDependencyError
+from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet, LabelOrder, scan
+from vitdeploy.models.preflight import require_present
+from vitdeploy.models.request import ModelRequest
 from vitdeploy.progress import Progress
 from vitdeploy.recipe import FILE_NAME, Recipe, read_recipe
-
-if TYPE_CHECKING:
-    from vitdeploy.models.load import ModelRequest
 
 DEMO = "demo"
 
@@ -64,7 +62,10 @@ class Workspace:
         return self.folder / self.recipe.output
 
     def model_request(self, given: ModelRequest | None) -> ModelRequest:
-        """The model named on the command line, else the recipe's. 'demo' is the embedded one."""
+        """The model named on the command line, else the recipe's. 'demo' is the embedded one.
+
+        Raises InputError where none is named, or files of it are not there.
+        """
         if given is None:
             section = self.recipe.model
             if section is None:
@@ -74,16 +75,11 @@ class Workspace:
                 )
             given = self._from_section()
             self.announce(f"model: {section.name} (from {FILE_NAME})")
-        return embedded(given)
+        request = embedded(given)
+        require_present(request)
+        return request
 
     def _from_section(self) -> ModelRequest:
-        try:
-            from vitdeploy.models.load import ModelRequest
-        except ImportError as error:
-            raise MissingDependencyError(
-                f"this step needs the source model, and {error.name} is not installed",
-                hint="pip install 'vitdeploy[torch]'",
-            ) from error
         section = self.recipe.model
         assert section is not None  # the caller has looked
         path = self.folder / section.name
@@ -147,8 +143,11 @@ class Workspace:
         self.announce(f"checkpoint: {path} (from {FILE_NAME})")
         return path
 
-    def calibration(self, given: Path | None, source: SourceDescription) -> ImageSet | None:
-        """The calibration images given, else those the recipe holds for this very model."""
+    def calibration(self, given: Path | None, source: SourceDescription | None) -> ImageSet | None:
+        """The calibration images given, else those the recipe holds for this very model.
+
+        `source` may be None where images are given.
+        """
         return self._images(given, "calibration", source)
 
     def evaluation(
@@ -228,7 +227,7 @@ class Workspace:
         self,
         given: Path | None,
         part: assets.Part,
-        source: SourceDescription,
+        source: SourceDescription | None,
         labelling: Labelling | None = None,
     ) -> ImageSet | None:
         folder = self._place(given, part, source)
@@ -237,7 +236,10 @@ class Workspace:
         if part == "calibration" and _is_manifest(folder):
             return load_calibration_set(folder).images
         # Ranges ask for images, not for their classes.
-        images = scan(folder) if labelling is None else self._labelled(folder, source, labelling)
+        if labelling is None or source is None:
+            images = scan(folder)
+        else:
+            images = self._labelled(folder, source, labelling)
         if images.empty_classes:
             self.announce(
                 f"{part} images: {folder} has folders without images: "

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vitdeploy.artifacts.files import from_json, reading, require_file
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.errors import InputError
 from vitdeploy.preprocessing import Preprocessing
 
@@ -17,6 +18,11 @@ Task = Literal["classify", "multilabel", "regress", "features"]
 """One label of many, any number of labels, numbers, or features without a head."""
 
 _LARGEST_HEADER = 100_000_000
+_LONGEST_NAME_BYTES = 100
+_NOT_IN_FILE_NAMES = '/\\:*?"<>|'
+_PORTS = {f"{port}{number}" for port in ("com", "lpt") for number in range(1, 10)}
+_DEVICES = {"con", "prn", "aux", "nul", *_PORTS}
+"""Names that Windows keeps for itself, whatever follows a dot."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,24 @@ class SourceDescription:
     @property
     def num_classes(self) -> int:
         return len(self.labels)
+
+
+def require_name(name: str) -> None:
+    """Raise InputError unless files on every system, reports and terminals can carry the name."""
+    problem = ""
+    if not name.isprintable() or any(sign in _NOT_IN_FILE_NAMES for sign in name):
+        problem = "holds characters that names of files do not"
+    elif not 0 < len(name.encode()) <= _LONGEST_NAME_BYTES:
+        problem = f"is {len(name.encode())} bytes long"
+    elif name != name.strip(" .") or name.startswith("-"):
+        problem = "begins or ends as names of files should not"
+    elif name.partition(".")[0].rstrip().lower() in _DEVICES:
+        problem = "is a device on Windows"
+    if problem:
+        raise InputError(
+            f"the name {printable(repr(name[:_LONGEST_NAME_BYTES]))} {problem}",
+            hint=f"use 1 to {_LONGEST_NAME_BYTES} letters, digits, '-' and '_', as in my-vit_1",
+        )
 
 
 def description_in(checkpoint: Path) -> SourceDescription | None:

@@ -10,6 +10,7 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
+    ModelName,
     Resolution,
     json_option,
     output_option,
@@ -22,7 +23,9 @@ from vitdeploy.cli.options import (
 @click.argument("graph", type=PATH)
 @preprocessing_options("preprocessor_config.json beside the graph")
 @click.option("--res", type=Resolution(), help="Size of the images, where the graph takes any.")
-@click.option("--name", help="What the model is called (default: the file's name).")
+@click.option(
+    "--name", type=ModelName(), help="What the model is called (default: the file's name)."
+)
 @click.option(
     "--task",
     type=click.Choice(["classify", "multilabel", "regress", "features"]),
@@ -66,6 +69,10 @@ def command(
       vitdeploy adopt exported/model.onnx --res 224
       vitdeploy build-engine artifacts/vit_224x224_fp32-*.onnx --int8 --calib train/
     """
+    from vitdeploy.artifacts.files import require_file
+
+    require_file(graph, what="ONNX model")
+
     from vitdeploy import adoption
     from vitdeploy.export.adopting.adopt import AdoptOptions
     from vitdeploy.export.adopting.companions import PreprocessingFlags

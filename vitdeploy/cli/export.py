@@ -105,9 +105,9 @@ def command(
     written = []
     for one in requests:
         source = _loaded(one, name)
-        judged_on = images or place.calibration(None, source.description)
+        own = place.calibration(None, source.description) if images is None else images
         folder = output or place.output
-        written.append(api.export(source, export_options, folder, images=judged_on, progress=sink))
+        written.append(api.export(source, export_options, folder, images=own, progress=sink))
     records = [_record(each) for each in written]
     console.emit(
         as_json,

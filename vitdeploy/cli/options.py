@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from vitdeploy.models.load import ModelRequest
+    from vitdeploy.models.request import ModelRequest
     from vitdeploy.workspace import Workspace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -139,6 +139,18 @@ class Numbers(click.ParamType):
         return numbers
 
 
+class ModelName(click.ParamType):
+    """What files and reports call a model."""
+
+    name = "NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from vitdeploy.artifacts.source import require_name
+
+        require_name(value)
+        return value
+
+
 def _is_count(text: str) -> bool:
     return text.isdecimal() and len(text) < _DIGITS
 
@@ -152,7 +164,18 @@ def _short(value: Any, most: int = 40) -> str:
 SEED = click.IntRange(0, 2**32 - 1)
 """What every library of random numbers takes."""
 
-PATH = click.Path(path_type=Path)
+
+class _Named(click.Path):
+    """A path that was written: an empty one, which a shell makes of an unset variable, would be
+    the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PATH = _Named(path_type=Path)
 
 MODEL_KEYS = (
     "model_name",
@@ -271,10 +294,8 @@ def requested_model(positional: str | None, model: dict[str, Any]) -> ModelReque
             options = ", ".join("--" + key.replace("_", "-") for key in given)
             raise click.UsageError(f"{options} belong to a model: name it with --model")
         return None
-    from vitdeploy.api import needs_torch
+    from vitdeploy.models.request import ModelRequest
 
-    with needs_torch("loading a model"):
-        from vitdeploy.models.load import ModelRequest
     return ModelRequest(name=name, **model)
 
 

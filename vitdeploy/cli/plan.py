@@ -81,9 +81,7 @@ def command(graph: Path | None, as_json: bool, **options: Any) -> None:
 def _planned(model: Any, options: Any) -> tuple[dict[str, str], dict[str, str], str, str]:
     """Reasons by node of what is quantized and what is not, and both halves' names."""
     from vitdeploy import api
-    from vitdeploy.calibration.quantize import QuantizationOptions, planned
     from vitdeploy.errors import InputError
-    from vitdeploy.graph import files
     from vitdeploy.target import parse_targets
 
     targets = None if options["target"] is None else parse_targets(options["target"])
@@ -96,6 +94,10 @@ def _planned(model: Any, options: Any) -> tuple[dict[str, str], dict[str, str], 
             f"{backend.name} is for NVIDIA GPUs, and there is none here to plan for",
             hint="name the GPU, for example --target sm89",
         )
+
+    from vitdeploy.calibration.quantize import QuantizationOptions, planned
+    from vitdeploy.graph import files
+
     wanted = QuantizationOptions(
         numbers="fp8" if options["fp8"] else "int8",
         keep=options["keep"],

@@ -16,6 +16,7 @@ from vitdeploy.cli.options import (
     PATH,
     SEED,
     Finite,
+    ModelName,
     Numbers,
     Resolution,
     json_option,
@@ -38,7 +39,11 @@ from vitdeploy.cli.options import (
     "-o", "--out", "output", type=PATH, required=True, help="The checkpoint, .safetensors."
 )
 @click.option("--overwrite", is_flag=True, help="Replace a checkpoint that is there, at the end.")
-@click.option("--name", help="What files and reports call the model (default: the output's name).")
+@click.option(
+    "--name",
+    type=ModelName(),
+    help="What files and reports call the model (default: the output's name).",
+)
 @click.option("--epochs", type=click.IntRange(1, 1_000_000), default=10, show_default=True)
 @click.option(
     "--optimizer",
@@ -147,12 +152,15 @@ def command(
 
 
 def _request(options: dict[str, Any]) -> Any:
+    from vitdeploy.models.preflight import require_present
     from vitdeploy.workspace import embedded
 
     request = requested_model(None, {key: options[key] for key in MODEL_KEYS})
     if request is None:
         raise click.UsageError("name a model with --model")
-    return embedded(request)
+    request = embedded(request)
+    require_present(request)
+    return request
 
 
 def _own_labels(request: Any) -> tuple[str, ...]:

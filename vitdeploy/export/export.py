@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import onnx_ir as ir
 import torch
 
 from vitdeploy import __version__
 from vitdeploy.artifacts.onnx_model import (
-    InputFormat,
     ModelDescription,
     OnnxModel,
-    Output,
     ResolutionRange,
     Verification,
     recipe_digest,
@@ -24,56 +21,23 @@ from vitdeploy.errors import InputError
 from vitdeploy.export import samples
 from vitdeploy.export.dynamic.sizes import best_size, range_of
 from vitdeploy.export.dynamic.verify import verify_dynamic
+from vitdeploy.export.options import ExportOptions as ExportOptions
 from vitdeploy.export.passes.fold_constants import fold_constants
 from vitdeploy.export.passes.module_names import name_nodes_by_module
 from vitdeploy.export.passes.scale_first import scale_queries_first
 from vitdeploy.export.passes.uint8_input import with_uint8_input
 from vitdeploy.export.precision import to_half
-from vitdeploy.export.trace import DEFAULT_OPSET, INPUT_NAME, trace, trace_dynamic
+from vitdeploy.export.trace import INPUT_NAME, trace, trace_dynamic
 from vitdeploy.export.verify import sample_images, verify
 from vitdeploy.graph import files
 from vitdeploy.images import ImageSet
 from vitdeploy.models.source import SourceModel
-from vitdeploy.preprocessing import Size
 from vitdeploy.progress import SILENT, Progress
 
 _PASSES = (name_nodes_by_module, fold_constants, scale_queries_first)
 """In this order: the later ones find nodes and constants as the earlier ones left them."""
 
 _IN_GRAPH = "computed in the graph at every size, by the source library's method"
-
-ExportPrecision = Literal["fp32", "fp16", "bf16"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """What to export.
-
-    `resolution` None keeps the model's own; `dynamic_resolution` (lowest,
-    highest) makes one graph for all sizes between. `output` None is what the
-    source's task asks for. `external_data` None stores the weights beside the
-    graph only where one file cannot hold them.
-    """
-
-    resolution: Size | None = None
-    dynamic_resolution: tuple[Size, Size] | None = None
-    precision: ExportPrecision = "fp32"
-    input_format: InputFormat = "float32-nchw"
-    output: Output | None = None
-    opset: int = DEFAULT_OPSET
-    external_data: bool | None = None
-
-    def __post_init__(self) -> None:
-        if not 17 <= self.opset <= 23:
-            raise InputError(
-                f"opset {self.opset} is not supported",
-                hint="use 17 to 23; 20 is the default, below it Gelu is written as Erf",
-            )
-        if self.resolution is not None and self.dynamic_resolution is not None:
-            raise InputError(
-                "one resolution and a range of them were asked for",
-                hint="give --res or --dynamic-res",
-            )
 
 
 def export(

@@ -16,6 +16,7 @@ from vitdeploy.export import translations
 from vitdeploy.export.dynamic.module import make_dynamic
 from vitdeploy.export.dynamic.padding import same_padding_of_whole_strides
 from vitdeploy.export.dynamic.sizes import traced_size
+from vitdeploy.export.options import DEFAULT_OPSET
 from vitdeploy.models.source import SourceModel
 from vitdeploy.preprocessing import Size
 
@@ -25,9 +26,6 @@ TRACED_BATCH = 2
 
 _REFUSED_BY_RUNTIMES = {"Resize", "If", "Loop", "Scan"}
 """Left by resampling or branching inside the model; TensorRT takes none of them there."""
-
-DEFAULT_OPSET = 20
-"""The first with Gelu as one operator; TensorRT 10.3 is believed to stop here."""
 
 
 def trace(source: SourceModel, *, opset: int = DEFAULT_OPSET) -> ir.Model:

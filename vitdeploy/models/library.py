@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, cast
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.preprocessing import Preprocessing, Size
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WRAPPED = "wrapped"
 """Attribute under which a wrapper module of ours holds the library's own.

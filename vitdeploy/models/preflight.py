@@ -1,0 +1,24 @@
+"""What a request is refused for before PyTorch and the model's library are imported."""
+
+from __future__ import annotations
+
+from vitdeploy.artifacts.files import reading, require_file
+from vitdeploy.models.names import understood
+from vitdeploy.models.request import ModelRequest
+
+
+def require_present(request: ModelRequest) -> None:
+    """Raise InputError for files that are not there, and unless weights are named once.
+
+    A checkpoint named as the model brings its own, a model folder may.
+    """
+    named = understood(request.name)
+    if named.file is not None:
+        require_file(named.file, what="checkpoint")
+    if request.checkpoint is not None:
+        with reading(request.checkpoint, "checkpoint"):
+            is_folder = request.checkpoint.is_dir()
+        if not is_folder:
+            require_file(request.checkpoint, what="checkpoint")
+    if named.file is None:
+        request.require_one_weight_source(own=named.folder is not None)
