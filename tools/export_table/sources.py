@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from tools.export_table.rows import Row
-from tools.export_table.weights import CLASSES, enliven, fit_heads
+from tools.export_table.weights import CLASSES, enliven, fit_heads, settle_batch_norms
 from vitdeploy import api
 from vitdeploy.demo import assets
 from vitdeploy.images import ImageSet, batches, scan
@@ -37,11 +37,14 @@ def lively_source(row: Row) -> SourceModel:
     preprocessing = replace(source.description.preprocessing, crop_pct=1.0)
     source = replace(source, description=replace(source.description, preprocessing=preprocessing))
     enliven(source.module)
+    chosen = images()
+    inputs = torch.from_numpy(
+        np.concatenate(list(batches(chosen, preprocessing, source.resolution, 4)))
+    )
+    settle_batch_norms(source.module, inputs)
     if row.task != "features":
-        chosen = images()
-        inputs = np.concatenate(list(batches(chosen, preprocessing, source.resolution, 4)))
         labels = torch.tensor([item.label for item in chosen.items])
-        fit_heads(source.module, torch.from_numpy(inputs), labels)
+        fit_heads(source.module, inputs, labels)
     return source
 
 

@@ -79,6 +79,24 @@ def _is_of_a_norm(module: nn.Module, name: str) -> bool:
     return name.endswith(".weight") and "norm" in type(owner).__name__.lower()
 
 
+def settle_batch_norms(module: nn.Module, inputs: torch.Tensor) -> None:
+    """Statistics of batch norms become those of (n, channels, height, width) `inputs`.
+
+    As they are drawn they normalize nothing: attention scores behind them are
+    thousands, softmax is a step, and rounding alone decides (Visformer).
+    """
+    norms = [part for part in module.modules() if isinstance(part, nn.BatchNorm2d | nn.BatchNorm1d)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+        norm.train()
+    with torch.no_grad():
+        module(inputs)
+    module.eval()
+
+
 def fit_heads(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:
     """Every classifier becomes the ridge regression from what it is given to the classes.
 

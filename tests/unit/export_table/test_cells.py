@@ -13,7 +13,7 @@ from torch import nn
 from tools.export_table.cell import _compared
 from tools.export_table.render import rendered
 from tools.export_table.rows import ROWS
-from tools.export_table.weights import CLASSES, enliven, fit_heads
+from tools.export_table.weights import CLASSES, enliven, fit_heads, settle_batch_norms
 
 ROW = ROWS[0]
 GREEN: dict[str, Any] = {
@@ -112,6 +112,16 @@ def test_what_libraries_make_too_small_is_seen() -> None:
     assert 0.3 < float(model.gamma.detach().mean()) < 0.7
     assert 0.05 < float(model.norm.weight.detach().mean()) < 0.3
     assert 0.8 < float(model.qkv.weight.detach().std()) * 12**0.5 < 1.2
+
+
+def test_batch_norms_normalize_the_images() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    inputs = 100 * torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    settle_batch_norms(model.eval(), inputs)
+    assert not any(part.training for part in model.modules())
+    answered = model(inputs).detach()
+    assert answered.mean((0, 2, 3)).abs().max() < 1e-3
+    assert (answered.std((0, 2, 3)) - 1).abs().max() < 1e-2
 
 
 def test_fitted_heads_tell_images_apart() -> None:
