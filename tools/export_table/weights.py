@@ -31,7 +31,7 @@ def enliven(module: nn.Module, seed: int = 0) -> None:
     over_tokens = _channel_attention(module)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            if not parameter.is_floating_point():
+            if not parameter.is_floating_point() or not parameter.numel():
                 continue
             drawn = torch.randn(parameter.shape, generator=generator)
             gain = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 1.0
