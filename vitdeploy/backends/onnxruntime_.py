@@ -7,8 +7,8 @@ tested with a stand-in.
 from __future__ import annotations
 
 import errno
+import os
 import re
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -262,13 +262,11 @@ def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> dic
     tuning = saved_by if asked.device == "tensorrt" else asked
     try:
         session, _ = _opened(model.path, tuning, options.threads, destination)
-        if asked.device == "tensorrt":
-            session, _ = _opened(destination, asked, options.threads)
     except EngineError as error:
-        # ONNX Runtime says INVALID_PROTOBUF where the disk was full.
-        if shutil.disk_usage(destination.parent).free < model.size_bytes:
-            raise OSError(errno.ENOSPC, "no space left") from error
-        raise
+        _opened(model.path, tuning, options.threads)  # raises where it is the graph's fault
+        raise _write_error(destination, model.size_bytes) from error
+    if asked.device == "tensorrt":
+        session, _ = _opened(destination, asked, options.threads)
     return {
         "provider": session.get_providers()[0],
         "nodes_by_provider": nodes_by_provider(session),
@@ -276,6 +274,15 @@ def _optimize(model: OnnxModel, options: BuildOptions, destination: Path) -> dic
         "threads": options.threads or environment.available_cores(),
         "affinity": asked.affinity,
     }
+
+
+def _write_error(destination: Path, size_bytes: int) -> OSError:
+    """Why so many bytes cannot be written: ONNX Runtime itself calls the graph invalid then."""
+    try:
+        destination.write_bytes(bytes(size_bytes))
+    except OSError as error:
+        return error
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # what it wrote was larger
 
 
 def _recorded(engine: Engine) -> OnnxRuntimeOptions:

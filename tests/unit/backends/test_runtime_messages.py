@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
-from vitdeploy.backends.onnxruntime_ import GraphSession
-from vitdeploy.errors import EngineError
+from vitdeploy.backends.onnxruntime_ import GraphSession, OnnxRuntimeBackend
+from vitdeploy.errors import EngineError, OutputError
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
@@ -35,6 +36,35 @@ def test_a_damaged_graph_is_exported_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"cannot load .*a\.onnx") as caught:
         GraphSession(tmp_path / "a.onnx", threads=1)
     assert "export it again" in str(caught.value.hint)
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow beyond 4 kB, while the disk has room: as with a quota."""
+    resource = pytest.importorskip("resource", reason="windows: no limits of files")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_a_file_that_cannot_be_written_is_not_the_graphs_fault(
+    backend: str, fp32_model: OnnxModel, tmp_path: Path
+) -> None:
+    with pytest.raises(OutputError, match=r"cannot write .*a\.engine: File too large"):
+        registry.get(backend).build(fp32_model, BuildOptions(threads=1), tmp_path / "a.engine")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_damaged_graph_is_at_fault_whatever_the_disk(
+    fp32_model: OnnxModel, tmp_path: Path
+) -> None:
+    (tmp_path / "a.onnx").write_bytes(b"no graph")
+    damaged = replace(fp32_model, path=tmp_path / "a.onnx")
+    with pytest.raises(EngineError, match=r"cannot load .*a\.onnx"):
+        OnnxRuntimeBackend().build(damaged, BuildOptions(threads=1), tmp_path / "a.engine")
 
 
 def test_openvino_says_why_it_cannot_compile(fp32_model: OnnxModel, tmp_path: Path) -> None:
