@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -215,10 +216,10 @@ class TestServer:
 
     def test_a_bound_below_the_service_time_holds_at_no_rate(self) -> None:
         machine = Machine()
-        config = ScenarioConfig(warmups=1, min_seconds=0, bound_ms=5)
+        config = ScenarioConfig(warmups=1, min_seconds=0, max_seconds=1e4, bound_ms=5)
         found = run_server(fixed(machine, 10), IMAGES, config, machine.driver())
         assert found.rate_per_s is None
-        assert "no rate from" in found.in_words()
+        assert found.in_words().startswith("served: less than 0.")
 
     def test_the_search_ends_within_five_percent(self) -> None:
         tried: list[float] = []
@@ -231,6 +232,49 @@ class TestServer:
         assert found is not None
         assert 77 / 1.05 <= found <= 77
         assert len(tried) < 12
+
+    def test_the_search_ends_when_its_time_is_up_and_says_what_it_reached(self) -> None:
+        machine = Machine()
+        config = ScenarioConfig(warmups=1, min_seconds=0, max_seconds=13, bound_ms=40, seed=1,
+                                served_batch=1)  # fmt: skip
+        found = run_server(
+            fixed(machine, 10), IMAGES, config, machine.driver(), clock=lambda: machine.now
+        )
+        assert 7 < machine.now <= 13
+        assert found.rate_per_s == pytest.approx(50)
+        assert [run.outcome() for run in found.runs] == ["held", "too many late"]
+        assert found.reached() == "at least 50 queries/s, less than 100"
+        assert "to try 70.7 queries/s takes 5.66 s more, and of 13 s" in found.in_words()
+        longer = run_server(
+            fixed(machine, 10), IMAGES, replace(config, max_seconds=200), machine.driver(),
+            clock=lambda: machine.now,
+        )  # fmt: skip
+        assert longer.unfinished == ""
+        assert longer.reached() == f"{longer.rate_per_s:.3g} queries/s"
+
+    def test_a_rate_that_fits_no_time_is_not_begun(self) -> None:
+        machine = Machine()
+        config = ScenarioConfig(warmups=1, min_seconds=0, max_seconds=5, bound_ms=40)
+        found = run_server(
+            fixed(machine, 100), IMAGES, config, machine.driver(), clock=lambda: machine.now
+        )
+        assert (found.rate_per_s, found.runs) == (None, ())
+        assert "not known with p99 within 40 ms (to try 5 queries/s takes 80 s" in found.in_words()
+
+    def test_what_time_cut_short_is_no_failure(self) -> None:
+        """An engine that slows down under way: too few answers to tell, whatever they were."""
+        machine = Machine()
+        slower = Served(machine, lambda _, run: 10 if run < 40 else 3000)
+        config = ScenarioConfig(warmups=1, min_seconds=0, max_seconds=9, bound_ms=1e9)
+        found = run_server(slower, ONE, config, machine.driver(), clock=lambda: machine.now)
+        (run,) = found.runs
+        assert (run.outcome(), run.holds, run.cut_short) == ("time was up", False, True)
+        assert found.reached() == "not known"
+        assert "9 s were over while 50 queries/s were tried" in found.unfinished
+
+    def test_a_rate_of_which_nothing_can_be_told_ends_the_search(self) -> None:
+        answers = iter([True, False, None])
+        assert highest_rate(lambda _: next(answers), start=10) == 10
 
     def test_arrivals_are_seeded_and_scale_with_the_rate(self) -> None:
         once = poisson_arrivals(10.0, 100, 4)
@@ -369,6 +413,15 @@ class TestLoadGen:
             [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
         )
         assert (done.returncode, done.stdout.split()) == (0, ["stream", "serve"]), done.stderr
+
+    @pytest.mark.slow  # in real time, as above
+    def test_it_ends_after_the_seconds_given(self) -> None:
+        """Two or three of a hundred queries are answered by then; only those are counted."""
+        config = ScenarioConfig(min_queries=100, min_seconds=0)
+        start = time.perf_counter()
+        waited = loadgen.LoadGenDriver().serve(Sleeper(100), ONE, 1000.0, config, seconds=0.25)
+        assert time.perf_counter() - start < 8  # all of them would take ten
+        assert len(waited) in (2, 3)
 
     def test_what_waits_is_run_together_here_too(self) -> None:
         sizes: list[int] = []

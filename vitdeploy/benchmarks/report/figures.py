@@ -303,14 +303,14 @@ def _at_batch(found: Sequence[AtBatch], batch: int) -> AtBatch | None:
 
 
 def _served(found: ServerResult) -> tuple[str, ...]:
-    tried = ", ".join(
-        f"{run.rate_per_s:.3g} ({'held' if run.holds else 'too many late'})" for run in found.runs
+    tried = ", ".join(f"{run.rate_per_s:.3g} ({run.outcome()})" for run in found.runs)
+    p99 = next((r.p99_ms for r in found.runs if r.rate_per_s == found.rate_per_s), None)
+    return (
+        found.reached() + (f"; {found.unfinished}" if found.unfinished else ""),
+        _or_nothing(p99, lambda ms: f"{ms:.3g} ms"),
+        f"{found.bound_ms:g} ms",
+        tried or "none",
     )
-    bound = f"{found.bound_ms:g} ms"
-    if found.rate_per_s is None:
-        return "none that was tried", wording.NOTHING, bound, tried
-    run = next(run for run in found.runs if run.rate_per_s == found.rate_per_s)
-    return f"{found.rate_per_s:.3g} queries/s", f"{run.p99_ms:.3g} ms", bound, tried
 
 
 def _at(images_per_second: float, batch: int) -> str:

@@ -6,6 +6,7 @@ vitdeploy's own is here; MLPerf LoadGen, where it is installed, is
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -34,12 +35,19 @@ class Driver(Protocol):
         ...
 
     def serve(
-        self, session: Session, images: NDArray, rate_per_s: float, config: ScenarioConfig
+        self,
+        session: Session,
+        images: NDArray,
+        rate_per_s: float,
+        config: ScenarioConfig,
+        *,
+        seconds: float = math.inf,
     ) -> list[float]:
         """Latencies in ms of queries of one image that arrive at random, waiting included.
 
-        Up to `len(images)` that wait are run as one batch. May end early once
-        more queries were late than can be allowed.
+        Up to `len(images)` that wait are run as one batch. Ends early after
+        `seconds`, and may once more queries were late than can be allowed;
+        only queries that were answered by then are in the list.
         """
         ...
 
@@ -64,7 +72,13 @@ class OwnDriver:
         return found
 
     def serve(
-        self, session: Session, images: NDArray, rate_per_s: float, config: ScenarioConfig
+        self,
+        session: Session,
+        images: NDArray,
+        rate_per_s: float,
+        config: ScenarioConfig,
+        *,
+        seconds: float = math.inf,
     ) -> list[float]:
         queries = queries_at(rate_per_s, config)
         arrivals = poisson_arrivals(rate_per_s, queries, config.seed)
@@ -73,6 +87,8 @@ class OwnDriver:
         start = self._clock()
         while done < queries and over <= allowed:
             now = self._clock() - start
+            if max(now, float(arrivals[done])) >= seconds:
+                break
             if arrivals[done] > now:
                 self._sleep(float(arrivals[done]) - now)
                 now = self._clock() - start

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import math
 import queue
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +59,13 @@ class LoadGenDriver:
         return _latencies(loadgen, settings, issue, samples=len(batch))
 
     def serve(
-        self, session: Session, images: NDArray, rate_per_s: float, config: ScenarioConfig
+        self,
+        session: Session,
+        images: NDArray,
+        rate_per_s: float,
+        config: ScenarioConfig,
+        *,
+        seconds: float = math.inf,
     ) -> list[float]:
         loadgen = _loadgen()
         queries = queries_at(rate_per_s, config)
@@ -66,15 +74,24 @@ class LoadGenDriver:
         settings.server_target_qps = rate_per_s
         settings.server_target_latency_ns = round(1e6 * config.bound_ms)
         settings.schedule_rng_seed = config.seed
-        with _served(loadgen, session, images) as issue:
-            return _latencies(loadgen, settings, issue)
+        if seconds < math.inf:
+            settings.max_duration_ms = math.ceil(1000 * seconds)
+        answered: list[int] = []
+        with _served(loadgen, session, images, time.perf_counter() + seconds, answered) as issue:
+            waited = _latencies(loadgen, settings, issue)
+        # Queries are answered in their order.
+        return waited[: sum(answered)]
 
 
 @contextmanager
 def _served(
-    loadgen: Any, session: Session, images: NDArray
+    loadgen: Any, session: Session, images: NDArray, end: float, answered: list[int]
 ) -> Iterator[Callable[[list[int]], None]]:
-    """A thread that runs what waits, up to len(images) at a time; LoadGen's must not block."""
+    """A thread that runs what waits, up to len(images) at a time; LoadGen's must not block.
+
+    Sizes of the batches that were run are put into `answered`; after `end`
+    (`time.perf_counter`) none is run any more.
+    """
     waiting: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
@@ -87,12 +104,13 @@ def _served(
                     ended = True
                     break
                 taken.append(number)
-            if not failures:
+            if not failures and time.perf_counter() < end:
                 try:
                     session.run(images[: len(taken)])
+                    answered.append(len(taken))
                 except BaseException as error:  # noqa: BLE001 (raised again by the caller)
                     failures.append(error)
-            # LoadGen waits for every sample, so those after a failure end too.
+            # LoadGen waits for every sample, so those after a failure or the end end too.
             _complete(loadgen, taken)
             if ended:
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ from vitdeploy.benchmarks.speed.scenarios import (
     SweepPoint,
 )
 from vitdeploy.benchmarks.speed.surroundings import noise
+from vitdeploy.benchmarks.speed.timing_guards import Clock
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
 
@@ -137,68 +139,107 @@ def run_server(
     config: ScenarioConfig,
     driver: Driver,
     progress: Progress = SILENT,
+    clock: Clock = time.perf_counter,
 ) -> ServerResult:
     """The highest rate of random arrivals whose p99 holds `bound_ms`, within 5 %.
 
     `images` holds at least `served_batch`: so many that wait run as one batch.
     A rate holds where so few of its queries were late that 99 % of all are in
-    time with 95 % confidence (`most_over`).
+    time with 95 % confidence (`most_over`). After `max_seconds`, or where the
+    next rate could not be judged within them, the search ends with what it
+    knows.
     """
+    end = clock() + config.max_seconds
     images = images[: config.served_batch]
     _warm(session, [images[:size] for size in range(1, len(images) + 1)], config)
     alone = percentile(driver.stream(session, images[:1], queries=10, seconds=0.0), 0.5)
     runs: list[ServerRun] = []
+    unfinished: list[str] = []
 
-    def holds(rate: float) -> bool:
-        runs.append(_server_run(session, images, rate, config, driver))
+    def holds(rate: float) -> bool | None:
+        left, needed = end - clock(), queries_at(rate, config) / rate
+        if needed > left:
+            unfinished.append(
+                f"to try {rate:.3g} queries/s takes {needed:.3g} s more, and of "
+                f"{config.max_seconds:g} s {max(0.0, left):.2g} were left: allow more time "
+                "(--seconds)"
+            )
+            return None
+        run = _server_run(session, images, rate, config, driver, left)
+        runs.append(run)
         progress.note(
-            f"server: {rate:.3g} queries/s, p99 {runs[-1].p99_ms:.3g} ms, {runs[-1].over} of "
-            f"{runs[-1].queries} late: {'holds' if runs[-1].holds else 'too many'}"
+            f"server: {rate:.3g} queries/s, p99 {run.p99_ms:.3g} ms, {run.over} of "
+            f"{run.queries} late: {run.outcome()}"
         )
-        return runs[-1].holds
+        if run.undecided:
+            unfinished.append(
+                f"{config.max_seconds:g} s were over while {rate:.3g} queries/s were tried: allow "
+                "more time (--seconds)"
+            )
+            return None
+        return run.holds
 
     rate = highest_rate(holds, start=0.5 * 1000 / alone.value_ms)
     return ServerResult(
-        session.name, driver.name, config.bound_ms, len(images), config.seed, rate, tuple(runs)
+        session.name,
+        driver.name,
+        config.bound_ms,
+        len(images),
+        config.seed,
+        rate,
+        tuple(runs),
+        "".join(unfinished),
     )
 
 
-def highest_rate(holds: Callable[[float], bool], *, start: float, steps: int = 8) -> float | None:
+def highest_rate(
+    holds: Callable[[float], bool | None], *, start: float, steps: int = 8
+) -> float | None:
     """The highest rate that holds, within 5 %: doubled or halved from `start`, then bisected.
 
-    None where `steps` halvings find none that does.
+    None where `steps` halvings find none that does. A rate of which nothing
+    can be told (None) ends the search with the highest known to hold.
     """
-    low, high = (start, None) if holds(start) else (None, start)
-    for _ in range(steps):
-        if low is not None and high is not None:
-            break
-        if low is None:
-            assert high is not None
-            low, high = (high / 2, high) if holds(high / 2) else (None, high / 2)
+    low: float | None = None
+    high: float | None = None
+    rate = start
+    while (held := holds(rate)) is not None:
+        if held:
+            low = rate
         else:
-            low, high = (2 * low, None) if holds(2 * low) else (low, 2 * low)
-    if low is None or high is None:
-        return low
-    while high / low > CLOSE:
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if holds(middle) else (low, middle)
+            high = rate
+        if low is not None and high is not None:
+            if high / low <= CLOSE:
+                break
+            rate = (low * high) ** 0.5
+        elif steps == 0:
+            break
+        else:
+            steps -= 1
+            rate = 2 * rate if held else rate / 2
     return low
 
 
 def _server_run(
-    session: Session, images: NDArray, rate: float, config: ScenarioConfig, driver: Driver
+    session: Session,
+    images: NDArray,
+    rate: float,
+    config: ScenarioConfig,
+    driver: Driver,
+    seconds: float,
 ) -> ServerRun:
     planned = queries_at(rate, config)
-    waited = driver.serve(session, images, rate, config)
+    waited = driver.serve(session, images, rate, config, seconds=seconds)
     over = sum(latency > config.bound_ms for latency in waited)
-    cut = len(waited) < planned
+    cut, allowed = len(waited) < planned, most_over(planned)
     return ServerRun(
         rate,
         len(waited),
         over,
-        percentile(waited, 0.99).value_ms,
-        not cut and over <= most_over(planned),
+        percentile(waited, 0.99).value_ms if waited else 0.0,
+        not cut and over <= allowed,
         cut,
+        cut and over <= allowed,
     )
 
 

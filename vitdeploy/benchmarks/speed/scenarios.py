@@ -27,7 +27,8 @@ class ScenarioConfig:
     """How many queries are sent, and what ends a search.
 
     `min_queries` and `min_seconds` bound a stream and each rate of the server
-    from below, `max_seconds` a stream from above. An offline sweep doubles the
+    from below, `max_seconds` a stream and the server's whole search from
+    above. An offline sweep doubles the
     batch up to `largest_batch` and ends after two doublings that gain less than
     `least_gain` each. `bound_ms` is what the server's p99 must hold.
     """
@@ -126,7 +127,11 @@ class OfflineResult:
 
 @dataclass(frozen=True)
 class ServerRun:
-    """One rate: whether p99 was shown to hold, and what it was. `cut_short`: too many were late."""
+    """One rate: whether p99 was shown to hold, and what it was.
+
+    `cut_short`: it ended before all queries were sent, because too many were
+    late, or (`undecided`) because the time of the search was up.
+    """
 
     rate_per_s: float
     queries: int
@@ -134,11 +139,19 @@ class ServerRun:
     p99_ms: float
     holds: bool
     cut_short: bool
+    undecided: bool = False
+
+    def outcome(self) -> str:
+        return "held" if self.holds else "time was up" if self.undecided else "too many late"
 
 
 @dataclass(frozen=True)
 class ServerResult:
-    """The highest Poisson rate whose p99 holds; None where not even the lowest tried does."""
+    """The highest Poisson rate whose p99 holds; None where none that was tried does.
+
+    `unfinished` says why the search ended before the rate was known within
+    5 %, and what would do; empty where it did not.
+    """
 
     name: str
     driver: str
@@ -147,15 +160,22 @@ class ServerResult:
     seed: int
     rate_per_s: float | None
     runs: tuple[ServerRun, ...]
+    unfinished: str = ""
+
+    def reached(self) -> str:
+        """'70 queries/s', 'at least 70 queries/s, less than 100', 'less than 20 queries/s'."""
+        failed = [r.rate_per_s for r in self.runs if not (r.holds or r.undecided)]
+        if self.rate_per_s is None:
+            return f"less than {min(failed):.3g} queries/s" if failed else "not known"
+        if not self.unfinished:
+            return f"{self.rate_per_s:.3g} queries/s"
+        above = [rate for rate in failed if rate > self.rate_per_s]
+        less = f", less than {min(above):.3g}" if above else ""
+        return f"at least {self.rate_per_s:.3g} queries/s{less}"
 
     def in_words(self) -> str:
-        if self.rate_per_s is None:
-            lowest = min(run.rate_per_s for run in self.runs)
-            return (
-                f"{self.name}: no rate from {lowest:.3g} queries/s on keeps p99 within "
-                f"{self.bound_ms:g} ms"
-            )
-        return f"{self.name}: {self.rate_per_s:.3g} queries/s with p99 within {self.bound_ms:g} ms"
+        more = f" ({self.unfinished})" if self.unfinished else ""
+        return f"{self.name}: {self.reached()} with p99 within {self.bound_ms:g} ms{more}"
 
 
 @dataclass(frozen=True)
