@@ -1,9 +1,9 @@
 """Fill and print the table of exported families.
 
-    python -m tools.export_table run [FAMILY | MODEL | SIZE ...]   cells that are missing
-    python -m tools.export_table render                            docs/export-table.md
+    python -m tools.export_table run [FAMILY | MODEL | SIZE | PRECISION ...]   missing cells
+    python -m tools.export_table render                                  docs/export-table.md
 
-SIZE is native, other or oblong. A cell that is there is kept: the run can be
+SIZE is native, other or oblong; PRECISION fp32, fp16, int8 or fp8. A cell that is there is kept: the run can be
 stopped and taken up again at any time. Delete a cell's file to have it judged
 again. Each row runs in a process of its own; one that dies loses the cell it
 was at, and a new one goes on behind it.
@@ -26,11 +26,12 @@ SIZES = ("oblong", "native", "other")
 
 
 def run(chosen: list[str]) -> None:
-    """Run every missing cell of the rows and sizes named, or of all."""
+    """Run every missing cell of the rows, sizes and precisions named, or of all."""
     CELLS.mkdir(exist_ok=True)
     sizes = [size for size in SIZES if size in chosen] or SIZES
-    names = set(chosen) - set(SIZES)
-    cells = [(size, one) for size in sizes for one in PRECISIONS if takes(one, size)]
+    precisions = [one for one in PRECISIONS if one in chosen] or PRECISIONS
+    names = set(chosen) - set(SIZES) - set(PRECISIONS)
+    cells = [(size, one) for size in sizes for one in precisions if takes(one, size)]
     for row in ROWS:
         if not names or row.family in names or row.model in names:
             _run_row(row, [cell for cell in cells if not _path(row, cell).exists()])
