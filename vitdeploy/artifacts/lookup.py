@@ -21,7 +21,29 @@ def newest(
     precision: str | None = None,
     left_out: Callable[[str], None] = lambda reason: None,
 ) -> Path | None:
-    """The file written last of those made from this model; None where there is none.
+    """The file written last of those that `made_from` finds; None where there is none."""
+    found = made_from(
+        folder,
+        kind,
+        name=name,
+        weights_digest=weights_digest,
+        precision=precision,
+        left_out=left_out,
+    )
+    with reading(folder, "folder"):
+        return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
+
+
+def made_from(
+    folder: Path,
+    kind: Literal["onnx", "engine"],
+    *,
+    name: str | None,
+    weights_digest: str | None = None,
+    precision: str | None = None,
+    left_out: Callable[[str], None] = lambda reason: None,
+) -> list[Path]:
+    """The files made from this model, by name.
 
     Models are told apart by the digest of their weights where it is known,
     else by name; without a name every model will do. A graph whose sidecar is
@@ -44,8 +66,7 @@ def newest(
             same = name in (None, source.name)
         if same and precision in (None, description.precision):
             found.append(file)
-    with reading(folder, "folder"):
-        return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
+    return found
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:

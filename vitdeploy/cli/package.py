@@ -82,7 +82,6 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     """
     from vitdeploy.artifacts.files import require_file
     from vitdeploy.errors import InputError
-    from vitdeploy.kit import KitContent, pack, subset
 
     sink = console.progress()
     place = workspace(sink.note)
@@ -92,7 +91,16 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     models = [model for model in found if model is not None]
     if not models:
         raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
+
+    from vitdeploy.kit.packing import KitContent, pack, subset
+
     models += _typed(models, place, options, sink)
+    unnamed = [] if graphs else _not_packed(models, place)
+    if unnamed:
+        sink.note(
+            f"not in the kit: {', '.join(unnamed)} (of graphs that are not named the newest is "
+            "taken; name all that are to be packed)"
+        )
     images = place.evaluation(options["data"], _labels_apart(models[0].description))
     if images is None:
         raise InputError("no evaluation images were named", hint="give --data FOLDER")
@@ -107,12 +115,27 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     )
     kit = pack(content, output)
     size = output.stat().st_size if output.is_file() else _size(output)
-    record = {"path": str(output), "size_bytes": size, "graphs": list(kit.graphs)}
+    record = {
+        "path": str(output),
+        "size_bytes": size,
+        "graphs": list(kit.graphs),
+        "not_packed": unnamed,
+    }
     text = (
         f"{output}\n  {len(kit.graphs)} graphs of {kit.model}, {len(images)} images with the "
         f"source's answers: {size / 1e6:.1f} MB\n  on the device: unpack it, then sh run.sh"
     )
     console.emit(as_json, {**record, "images": len(images)}, text)
+
+
+def _not_packed(models: list[OnnxModel], place: Workspace) -> list[str]:
+    """Other graphs of the same model where results lie: one may be taken to be in the kit."""
+    from vitdeploy.artifacts.lookup import made_from
+
+    digest = models[0].description.source.weights_digest
+    packed = {model.path.name for model in models}
+    found = made_from(place.output, "onnx", name=None, weights_digest=digest)
+    return [path.name for path in found if path.name not in packed]
 
 
 def _typed(

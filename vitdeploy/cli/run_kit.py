@@ -33,12 +33,17 @@ def command(
     results/report.html and results.zip into the kit. Timings that do not settle
     are marked so. Exits with 10 where the accuracy does not hold, else with 6
     where an engine could not be built or run, else with 11 where images are too
-    few to tell, and with 0 where all is well.
+    few to tell, else with 7 where timings did not settle, and with 0 where all
+    is well.
     """
+    from vitdeploy.kit.contents import require_kit
+
+    require_kit(kit)
+
     from vitdeploy import pipeline
     from vitdeploy.benchmarks.report import markdown
     from vitdeploy.errors import InconclusiveError
-    from vitdeploy.kit import run_kit
+    from vitdeploy.kit.running import run_kit
 
     report, archive = run_kit(
         kit, backends=backends, batch_sizes=batch, seconds=seconds, progress=console.progress()
@@ -55,6 +60,7 @@ def command(
         _require_engines(report)  # what failed is more than what is open
         raise
     _require_engines(report)
+    _require_settled(report)
 
 
 def _require_engines(report: Report) -> None:
@@ -69,4 +75,16 @@ def _require_engines(report: Report) -> None:
             if failed
             else "no engine of this kit runs here",
             hint="the report says why for each; `vitdeploy doctor` shows what is missing",
+        )
+
+
+def _require_settled(report: Report) -> None:
+    """Raise UnstableMeasurementError where a speed is not known; the findings are kept."""
+    from vitdeploy.errors import UnstableMeasurementError
+
+    drifted = [row.name for row in report.rows if row.status == "ok" and not row.stable]
+    if drifted:
+        raise UnstableMeasurementError(
+            f"timings did not settle: {', '.join(drifted)}",
+            hint="stop other work on this device and run the kit again, with more --seconds",
         )

@@ -1,0 +1,145 @@
+"""Packing a kit, whole or not at all."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy import __version__
+from vitdeploy.artifacts import reference as references
+from vitdeploy.artifacts.files import file_digest, require_writable, to_json, write_text
+from vitdeploy.artifacts.onnx_model import OnnxModel, external_locations, load_proto
+from vitdeploy.artifacts.reference import ReferenceOutputs
+from vitdeploy.artifacts.strict import printable
+from vitdeploy.errors import InputError
+from vitdeploy.images import ImageSet, image_digest
+from vitdeploy.kit.contents import MANIFEST, REFERENCE, Kit, KitImage, archived
+
+_SCRIPTS = ("run_kit.py", "run.sh", "README.md")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KitContent:
+    """What goes into a kit. `wheels` are packages for devices without a network."""
+
+    graphs: Sequence[OnnxModel]
+    reference: ReferenceOutputs
+    images: ImageSet
+    max_drop_points: float = 0.5
+    wheels: Sequence[Path] = ()
+    constraints: Path | None = None
+
+
+def subset(images: ImageSet, count: int, seed: int) -> ImageSet:
+    """At most `count` images, evenly over the classes; the same seed draws the same ones."""
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(images)).tolist()
+    by_class: dict[int | None, list[int]] = {}
+    for index in order:
+        by_class.setdefault(images.items[index].label, []).append(index)
+    # The first of each class, then the second of each, until there are enough.
+    ranked = [(rank, row[rank]) for row in by_class.values() for rank in range(len(row))]
+    chosen = [index for _, index in sorted(ranked, key=lambda pair: pair[0])[:count]]
+    return images.take(sorted(chosen))
+
+
+def pack(content: KitContent, destination: Path) -> Kit:
+    """Write a kit: a .zip file, or else a folder, whole or not at all.
+
+    Raises InputError where graphs are of different models, where the reference
+    lacks an image or is of another model, and where `destination` exists.
+    """
+    _require_one_model(content)
+    if destination.exists() or destination.is_symlink():
+        raise InputError(f"{destination} exists", hint="name another kit, or delete that one")
+    require_writable(destination)
+    folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
+    try:
+        kit = _fill(content, folder)
+        if destination.suffix == ".zip":
+            archive = folder.with_suffix(".zip")
+            archived(folder, archive, destination.stem)
+            archive.replace(destination)
+        else:
+            folder.replace(destination)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.with_suffix(".zip").unlink(missing_ok=True)
+    return kit
+
+
+def _require_one_model(content: KitContent) -> None:
+    if not content.graphs:
+        raise InputError("a kit needs a graph", hint="name the .onnx files that `export` wrote")
+    for graph in content.graphs:
+        model = graph.description
+        own = (model.source.weights_digest, model.source.preprocessing.digest)
+        content.reference.require_source(*own, model.resolution, model.output)
+    names = [graph.path.name for graph in content.graphs]
+    if len(set(names)) < len(names):
+        raise InputError("two graphs have the same name", hint="rename one of them")
+    content.reference.for_images([image_digest(item.path) for item in content.images.items])
+
+
+def _fill(content: KitContent, folder: Path) -> Kit:
+    """All files of the kit in `folder`, and their manifest."""
+    (folder / "graphs").mkdir(parents=True)
+    for graph in content.graphs:
+        _copy_graph(graph, folder / "graphs")
+    images = _copy_images(content.images, folder)
+    digests = tuple(image.digest for image in images)
+    own = content.reference
+    kept = ReferenceOutputs(
+        own.for_images(digests),
+        digests,
+        own.weights_digest,
+        own.preprocessing_digest,
+        own.resolution,
+        own.output,
+    )
+    references.save(kept, folder / REFERENCE)
+    requirement = f"vitdeploy=={__version__}"
+    write_text(folder / "requirements.txt", f"{requirement}\n")
+    for name in _SCRIPTS:
+        script = resources.files("vitdeploy") / "kit_files" / name
+        write_text(folder / name, script.read_text(encoding="utf-8"))
+    if content.constraints is not None:
+        shutil.copyfile(content.constraints, folder / "constraints.txt")
+    for wheel in content.wheels:
+        (folder / "wheels").mkdir(exist_ok=True)
+        shutil.copyfile(wheel, folder / "wheels" / wheel.name)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    kit = Kit(
+        model=content.graphs[0].description.source.name,
+        requirement=requirement,
+        graphs=tuple(f"graphs/{graph.path.name}" for graph in content.graphs),
+        images=images,
+        labels=content.images.labels,
+        files={path.relative_to(folder).as_posix(): file_digest(path) for path in files},
+        max_drop_points=content.max_drop_points,
+    )
+    write_text(folder / MANIFEST, to_json(kit))
+    return kit
+
+
+def _copy_graph(graph: OnnxModel, folder: Path) -> None:
+    names = [graph.path.name, *external_locations(load_proto(graph.path))]
+    for name in names:
+        shutil.copyfile(graph.path.parent / name, folder / name)
+
+
+def _copy_images(images: ImageSet, folder: Path) -> tuple[KitImage, ...]:
+    """Each under a number of its own, so that names of any folder and system will do."""
+    (folder / "images").mkdir()
+    copied = []
+    for number, item in enumerate(images.items):
+        name = f"images/{number:06d}{printable(item.path.suffix.lower())}"
+        shutil.copyfile(item.path, folder / name)
+        copied.append(KitImage(name, file_digest(folder / name), item.label, item.more))
+    return tuple(copied)
