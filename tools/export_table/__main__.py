@@ -5,8 +5,8 @@
 
 SIZE is native, other or oblong; PRECISION fp32, fp16, int8 or fp8. A cell that
 is there is kept: the run can be stopped and taken up again at any time. Delete
-a cell's file to have it judged again. Each row runs in a process of its own; one that dies loses the cell it
-was at, and a new one goes on behind it.
+a cell's file to have it judged again. Each row runs in a process of its own;
+one that dies loses the cell it was at, and a new one goes on behind it.
 """
 
 from __future__ import annotations
