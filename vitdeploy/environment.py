@@ -66,11 +66,16 @@ def describe() -> Environment:
     )
 
 
-def available_cores() -> int:
-    """The cores this process may use."""
+def core_numbers() -> tuple[int, ...]:
+    """The cores this process may use, by the system's numbers, which begin at 0."""
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def available_cores() -> int:
+    """How many cores this process may use."""
+    return len(core_numbers())
 
 
 def installed_packages() -> dict[str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,6 +21,7 @@ from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import atomic_path, file_digest
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
+from vitdeploy.backends.affinity import require_cores
 from vitdeploy.backends.base import (
     Availability,
     BuildOptions,
@@ -50,7 +50,6 @@ from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.graph.files import RunnableGraph
 from vitdeploy.progress import SILENT, Progress
 
-_AFFINITY = r"\d+([,-]\d+)*(;\d+([,-]\d+)*)*"
 _INSTALL = "pip install 'vitdeploy[cpu]'"
 
 
@@ -190,11 +189,8 @@ class OnnxRuntimeBackend:
         require_own_options(options, self.name)
         require_provider(_runtime(), options.onnxruntime.device)
         affinity = options.onnxruntime.affinity
-        if affinity and not re.fullmatch(_AFFINITY, affinity):
-            raise InputError(
-                f"--affinity {affinity!r} names no cores",
-                hint="write the cores of threads 2, 3, ..., counted from 1: '2;3;4' or '1-2;3-4'",
-            )
+        if affinity:
+            require_cores(affinity)
         pinned = options.onnxruntime.pinned_threads()
         if pinned is not None and options.threads != pinned:
             raise InputError(
@@ -237,6 +233,8 @@ class OnnxRuntimeBackend:
         tuning = _recorded(engine)
         require_same_machine(engine, _runtime().__version__, _device_name(tuning.device))
         pinned = tuning.pinned_threads()
+        if pinned is not None:
+            require_cores(tuning.affinity)
         if pinned is not None and threads not in (None, pinned):
             raise InputError(
                 f"{engine.path.name} pins its {pinned} threads to cores {tuning.affinity}",

@@ -28,8 +28,8 @@ LEVELS = {
     "all": "ORT_ENABLE_ALL",
 }
 _INSTALL_GPU = (
-    "pip uninstall onnxruntime, then pip install onnxruntime-gpu; its CUDA, cuDNN and TensorRT "
-    "must be those it was built for, see `vitdeploy doctor`"
+    "pip uninstall onnxruntime, then pip install onnxruntime-gpu, beside the CUDA and cuDNN "
+    "(and for --device tensorrt the TensorRT) that its release was built for"
 )
 
 

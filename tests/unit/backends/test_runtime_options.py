@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitdeploy import api
+from vitdeploy import api, environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import openvino_, registry
@@ -55,9 +55,45 @@ def test_threads_stay_where_they_were_pinned(fp32_model: OnnxModel, tmp_path: Pa
     wrong = OnnxRuntimeOptions(affinity="first core")
     with pytest.raises(InputError, match="names no cores"):
         build("onnxruntime", fp32_model, tmp_path, threads=2, onnxruntime=wrong)
-    beyond = OnnxRuntimeOptions(affinity="0")
-    with pytest.raises(EngineError, match=r"(?i)processor id"):
-        build("onnxruntime", fp32_model, tmp_path, threads=2, onnxruntime=beyond)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "missing"),
+    [
+        ("0", "0"),
+        ("99999", "99999"),
+        ("2-4,1;9", "2-4, 9"),
+        ("5;3", "3"),
+        ("1-5", "1-5"),
+        ("7-5", "7-5"),
+    ],
+)
+def test_cores_that_are_not_here_are_named(
+    affinity: str,
+    missing: str,
+    fp32_model: OnnxModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process need not have all cores of its machine."""
+    monkeypatch.setattr(environment, "core_numbers", lambda: (0, 4, 6))
+    asked = OnnxRuntimeOptions(affinity=affinity)
+    with pytest.raises(InputError, match=f"does not have: {missing}$") as caught:
+        build(
+            "onnxruntime", fp32_model, tmp_path, threads=asked.pinned_threads(), onnxruntime=asked
+        )
+    assert str(caught.value.hint).endswith("1, 5, 7")
+
+
+def test_an_engine_is_not_pinned_to_cores_that_have_gone(
+    fp32_model: OnnxModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pinned = OnnxRuntimeOptions(affinity="1")
+    engine = build("onnxruntime", fp32_model, tmp_path, threads=2, onnxruntime=pinned)
+    monkeypatch.setattr(environment, "core_numbers", lambda: tuple(range(1, 40)))
+    with pytest.raises(InputError, match="does not have: 1") as caught:
+        registry.get("onnxruntime").load(engine)
+    assert str(caught.value.hint).endswith("2 to 40")
 
 
 @pytest.mark.parametrize("device", ["cuda", "tensorrt"])

@@ -42,6 +42,13 @@ def test_a_machine_without_a_gpu(here: api.Diagnosis, monkeypatch: pytest.Monkey
     assert "pip install tensorrt" in text
 
 
+def test_no_row_sends_to_itself() -> None:
+    """What is missing is said by `doctor` itself: 'see `vitdeploy doctor`' helps nobody there."""
+    reasons = {name: backend.reason for name, backend in api.doctor().backends.items()}
+    assert "onnxruntime-gpu" in reasons["onnxruntime-cuda"]
+    assert not [name for name, reason in reasons.items() if "doctor" in reason]
+
+
 def test_a_server(here: api.Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = (Gpu("NVIDIA L4", "8.9", 24 << 30),)
     found = replace(here, accelerators=Accelerators("570.86", "12.8", "12.6", gpus))
