@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from vitdeploy.benchmarks import statistics
 from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
+    Comparison,
     Loss,
     Verdict,
     cosines,
@@ -40,8 +41,8 @@ class ClassChange:
     engine_right: int
 
 
-@dataclass(frozen=True)
-class AccuracyComparison:
+@dataclass(frozen=True, kw_only=True)
+class AccuracyComparison(Comparison):
     """Paired results of source and engine on the same images.
 
     Rates are shares in [0, 1]; what ends in `_points` is in percentage points.
@@ -56,7 +57,6 @@ class AccuracyComparison:
     six classes. `classes` has an entry for each class that has images.
     """
 
-    images: int
     labelled: bool
     source_top1: float | None
     engine_top1: float | None
@@ -68,14 +68,9 @@ class AccuracyComparison:
     drop_interval_points: tuple[float, float] | None
     drop_upper_points: float | None
     mcnemar_p: float | None
-    source_entropy_bits: float
     cosine_mean: float
     cosine_min: float
-    max_error: float
-    verdict: Verdict
     max_drop_points: float
-    images_needed: int | None
-    flipped: tuple[int, ...]
     engine_entropy_bits: float | None = None
     source_top5: float | None = None
     engine_top5: float | None = None
@@ -84,6 +79,8 @@ class AccuracyComparison:
     classes: tuple[ClassChange, ...] = ()
     kind: Literal["classes"] = "classes"
 
+    score_name: ClassVar[str] = "Top-1"
+
     def __post_init__(self) -> None:
         if self.images < 1 or self.max_drop_points <= 0:
             raise InputError(
@@ -91,10 +88,6 @@ class AccuracyComparison:
                 "and both must be above zero",
                 hint="evaluate again",
             )
-
-    @property
-    def score_name(self) -> str:
-        return "Top-1"
 
     @property
     def source_score(self) -> float | None:

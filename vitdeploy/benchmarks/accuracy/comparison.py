@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,44 +43,47 @@ class Loss:
     limit: float
 
 
-class Comparison(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ABC):
     """An engine's answers against its source's, whatever the task.
 
-    `score_name` names the scores ('Top-1', 'mAP', 'Cosine', 'R2'); scores and
-    `agreement` are None where there is no such number. `source_entropy_bits`
-    says how much the agreement can mean: 0 where one answer serves all images.
+    `score_name` names the scores ('Top-1', 'mAP', 'Cosine', 'R2'); scores are
+    None where there is no such number. `source_entropy_bits` says how much the
+    agreement can mean: 0 where one answer serves all images. `flipped` holds
+    the indices of at most `MAX_FLIPPED` images that are answered differently,
+    and `max_error` is the largest difference over the deviation of the
+    source's answers. Each kind has an `agreement` too (None where there is no
+    such number), which some keep and some derive.
     """
 
-    @property
-    def images(self) -> int: ...
-    @property
-    def verdict(self) -> Verdict: ...
-    @property
-    def images_needed(self) -> int | None: ...
-    @property
-    def flipped(self) -> tuple[int, ...]: ...
-    @property
-    def source_entropy_bits(self) -> float: ...
-    @property
-    def score_name(self) -> str: ...
-    @property
-    def source_score(self) -> float | None: ...
-    @property
-    def engine_score(self) -> float | None: ...
-    @property
-    def agreement(self) -> float | None: ...
+    images: int
+    verdict: Verdict
+    images_needed: int | None
+    flipped: tuple[int, ...]
+    source_entropy_bits: float
+    max_error: float
 
+    score_name: ClassVar[str]
+
+    @property
+    def source_score(self) -> float | None:
+        return None
+
+    @property
+    @abstractmethod
+    def engine_score(self) -> float | None: ...
+
+    @abstractmethod
     def loss(self) -> Loss:
         """What was lost, against what may be."""
-        ...
 
+    @abstractmethod
     def in_words(self) -> str:
         """The end of a sentence that begins with the engine: 'loses 0.05 points (...)'."""
-        ...
 
+    @abstractmethod
     def facts(self) -> tuple[tuple[str, str], ...]:
         """(name, value) of every finding, in the order of importance."""
-        ...
 
 
 def verdict_of(lower: float, upper: float, margin: float) -> Verdict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,8 @@ from vitdeploy.benchmarks import statistics
 from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
+    Comparison,
     Loss,
-    Verdict,
     cosines,
     judged_mean,
     max_error,
@@ -42,8 +42,8 @@ _ROWS = 512
 """Images whose similarities are held at once."""
 
 
-@dataclass(frozen=True)
-class FeatureComparison:
+@dataclass(frozen=True, kw_only=True)
+class FeatureComparison(Comparison):
     """Paired features of source and engine on the same images.
 
     Cosines are of features less the source's mean over the images, a number
@@ -55,7 +55,6 @@ class FeatureComparison:
     worse of both. `flipped` holds images whose nearest differs.
     """
 
-    images: int
     cosine_mean: float
     cosine_min: float
     nearest_kept: float
@@ -63,20 +62,9 @@ class FeatureComparison:
     neighbours_kept: float
     lost_cosine: Loss
     lost_neighbours: Loss
-    source_entropy_bits: float
-    max_error: float
-    verdict: Verdict
-    images_needed: int | None
-    flipped: tuple[int, ...]
     kind: Literal["features"] = "features"
 
-    @property
-    def score_name(self) -> str:
-        return "Cosine"
-
-    @property
-    def source_score(self) -> float | None:
-        return None
+    score_name: ClassVar[str] = "Cosine"
 
     @property
     def engine_score(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from vitdeploy.benchmarks.accuracy import ranking
 from vitdeploy.benchmarks.accuracy.comparison import (
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
+    Comparison,
     Loss,
     Verdict,
     judged_mean,
@@ -29,8 +30,8 @@ from vitdeploy.benchmarks.accuracy.vacuous import MIN_IMAGES_FOR_CHANCE
 from vitdeploy.errors import GateFailedError, InputError
 
 
-@dataclass(frozen=True)
-class MultilabelComparison:
+@dataclass(frozen=True, kw_only=True)
+class MultilabelComparison(Comparison):
     """Paired results of a multi-label source and engine on the same images.
 
     `agreement` is the mean over the images of the labels both give, as a share
@@ -41,23 +42,15 @@ class MultilabelComparison:
     `flipped` holds images whose label sets differ.
     """
 
-    images: int
     labelled: bool
     source_map: float | None
     engine_map: float | None
     agreement: float
     judged: Loss
     labels_per_image: float
-    source_entropy_bits: float
-    max_error: float
-    verdict: Verdict
-    images_needed: int | None
-    flipped: tuple[int, ...]
     kind: Literal["multilabel"] = "multilabel"
 
-    @property
-    def score_name(self) -> str:
-        return "mAP"
+    score_name: ClassVar[str] = "mAP"
 
     @property
     def source_score(self) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,8 @@ from vitdeploy.benchmarks.accuracy.comparison import (
     LEAST_SPREAD,
     MAX_DISAGREEMENT,
     MAX_FLIPPED,
+    Comparison,
     Loss,
-    Verdict,
     judged_mean,
     max_error,
     mean_loss,
@@ -30,8 +30,8 @@ _STEPS = 16
 """Steps in which numbers are counted to tell how much they vary, as bits."""
 
 
-@dataclass(frozen=True)
-class RegressionComparison:
+@dataclass(frozen=True, kw_only=True)
+class RegressionComparison(Comparison):
     """Paired numbers of source and engine on the same images.
 
     `relative_error` is the root mean square of the difference over the source's
@@ -42,35 +42,20 @@ class RegressionComparison:
     equal steps. `flipped` holds images with the largest errors beyond half a deviation.
     """
 
-    images: int
     outputs: int
     relative_error: float
     r2: float
     worst_r2: float
     worst_output: int
     judged: Loss
-    source_entropy_bits: float
-    max_error: float
-    verdict: Verdict
-    images_needed: int | None
-    flipped: tuple[int, ...]
     kind: Literal["regression"] = "regression"
 
-    @property
-    def score_name(self) -> str:
-        return "R2"
-
-    @property
-    def source_score(self) -> float | None:
-        return None
+    score_name: ClassVar[str] = "R2"
+    agreement: ClassVar[None] = None
 
     @property
     def engine_score(self) -> float | None:
         return self.r2
-
-    @property
-    def agreement(self) -> float | None:
-        return None
 
     def loss(self) -> Loss:
         return self.judged
