@@ -10,7 +10,8 @@ import pytest
 from report_samples import QUIET, accuracy, details, report, timing
 
 from vitdeploy.artifacts.files import from_json, to_json
-from vitdeploy.benchmarks.report import figures
+from vitdeploy.backends import registry
+from vitdeploy.benchmarks.report import figures, wording
 from vitdeploy.benchmarks.report.html import to_html
 from vitdeploy.benchmarks.report.markdown import escape, table_rows, to_markdown
 from vitdeploy.benchmarks.report.model import Report, SpeedDetails
@@ -147,3 +148,10 @@ def test_names_from_outside_are_escaped_in_tables() -> None:
 
 def test_the_record_reads_back() -> None:
     assert from_json(to_json(FULL), Report, origin="x") == FULL
+
+
+def test_every_runtime_has_a_name_that_people_use() -> None:
+    titles = {name: wording.backend_title(name) for name in registry.names()}
+    assert all(title != name for name, title in titles.items()), titles
+    assert len(set(titles.values())) == len(titles)
+    assert wording.backend_title("anothers") == "anothers"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,7 @@ from vitdeploy.benchmarks.speed.scenarios import (
     ScenarioResult,
     SweepPoint,
 )
+from vitdeploy.benchmarks.speed.throughput import TimingConfig
 from vitdeploy.errors import EngineError, InputError, UnstableMeasurementError
 
 IMAGES = np.zeros((64, 3, 4, 4), np.float32)
@@ -296,14 +297,24 @@ def test_findings_are_read_back() -> None:
     assert from_json(to_json(found), ScenarioResult, origin="x") == found
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"bound_ms": 0.0}, {"bound_ms": float("nan")}, {"min_queries": 0}, {"max_seconds": 1.0}],
-    ids=str,
-)
-def test_configs_without_sense_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(InputError):
-        ScenarioConfig(**values)  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("settings", [ScenarioConfig, TimingConfig])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_settings_without_sense_are_refused_by_name(settings: type, value: float) -> None:
+    for field in fields(settings):
+        if field.name in ("seed", "accept_unstable"):
+            continue
+        given = {"max_seconds": 1e9, field.name: value}
+        may_be_zero = field.name in ("min_seconds", "min_round_ms") and value == 0
+        if may_be_zero:
+            assert settings(**given)
+            continue
+        with pytest.raises(InputError, match=f"{field.name} must"):
+            settings(**given)
+
+
+def test_the_longest_time_is_not_shorter_than_the_least() -> None:
+    with pytest.raises(InputError, match="at least 5 s and at most 1 s is no time"):
+        ScenarioConfig(max_seconds=1.0)
 
 
 class Sleeper:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import numpy as np
@@ -137,6 +138,33 @@ def test_each_batch_size_is_said_when_it_is_measured() -> None:
     sessions = [machine.session("torch", 30), machine.session("engine", 12)]
     measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock, progress=heard)
     assert heard.notes == ["batch 4: torch 7.50 ms/image, engine 3.00 ms/image (2.50x)"]
+
+
+def test_progress_is_in_seconds_of_the_time_allowed() -> None:
+    """How many rounds it takes to settle is not known beforehand; the time it may take is."""
+
+    class Seen:
+        tasks: ClassVar[dict[str, int | None]] = {}
+        steps: ClassVar[list[int]] = []
+        note = staticmethod(SILENT.note)
+
+        @contextmanager
+        def task(self, description: str, total: int | None = None) -> Iterator[Seen]:
+            self.tasks[description] = total
+            yield self
+
+        def advance(self, steps: int = 1) -> None:
+            self.steps.append(steps)
+
+    machine, seen = FakeMachine(lambda now: 1 + now), Seen()
+    config = TimingConfig(
+        warmups=1, min_round_ms=0, window=3, max_seconds=20.5, accept_unstable=True
+    )
+    sessions = [machine.session("torch", 50), machine.session("engine", 25)]
+    measure_interleaved(sessions, BATCH, config=config, clock=machine.clock, progress=seen)
+    assert seen.tasks == {"timing 2 sessions at batch 4, seconds": 21}
+    assert 20 <= sum(seen.steps) <= 21
+    assert min(seen.steps) >= 0
 
 
 @pytest.mark.parametrize("names", [[], ["a", "a"]])

@@ -109,7 +109,7 @@ def run_offline(
     largest = min(config.largest_batch, len(images))
     points: list[SweepPoint] = []
     best, flat, batch = 0.0, 0, 1
-    with progress.task(f"offline: {session.name}") as task:
+    with progress.task(f"offline: {session.name}", largest.bit_length()) as task:
         while batch <= largest and flat < 2:
             points.append(_sweep_point(session, images[:batch], config, driver))
             speed = points[-1].images_per_second

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vitdeploy.benchmarks.speed.latencies import Percentile, percentile
+from vitdeploy.benchmarks.speed.settings import check_settings
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
@@ -46,14 +47,16 @@ class ScenarioConfig:
     accept_unstable: bool = False
 
     def __post_init__(self) -> None:
-        counts = (self.warmups, self.min_queries, self.largest_batch, self.served_batch)
-        # Written so that NaN is refused too.
-        positive = self.tolerance > 0 and self.bound_ms > 0 and self.least_gain > 0
-        ordered = 0 <= self.min_seconds <= self.max_seconds
-        if min(counts) < 1 or not (positive and ordered):
+        check_settings(
+            self,
+            counts=("warmups", "min_queries", "largest_batch", "served_batch"),
+            positive=("tolerance", "bound_ms", "least_gain", "max_seconds"),
+            not_negative=("min_seconds",),
+        )
+        if self.max_seconds < self.min_seconds:
             raise InputError(
-                "counts, bounds and times of scenarios must be above zero, the longest time last",
-                hint="use the defaults",
+                f"at least {self.min_seconds:g} s and at most {self.max_seconds:g} s is no time",
+                hint="let max_seconds be the longer one",
             )
 
 

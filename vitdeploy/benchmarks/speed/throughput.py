@@ -15,6 +15,7 @@ from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
 from vitdeploy.benchmarks.speed.machine import Conditions, Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
 from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
+from vitdeploy.benchmarks.speed.settings import check_settings
 from vitdeploy.benchmarks.speed.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
 from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.errors import InputError, UnstableMeasurementError
@@ -46,11 +47,12 @@ class TimingConfig:
     accept_unstable: bool = False
 
     def __post_init__(self) -> None:
-        if self.warmups < 1 or self.window < 1:
-            raise InputError("warmups and window must be at least 1", hint="use the defaults")
-        # Written so that NaN is refused too.
-        if not (self.tolerance > 0 and self.max_seconds > 0 and self.min_round_ms >= 0):
-            raise InputError("tolerance and times must be above zero", hint="use the defaults")
+        check_settings(
+            self,
+            counts=("warmups", "window"),
+            positive=("tolerance", "max_seconds"),
+            not_negative=("min_round_ms",),
+        )
 
 
 @dataclass(frozen=True)
@@ -324,7 +326,8 @@ def _rounds(
     rows: list[list[float]] = []
     own = OwnResults()
     start = watch.clock()
-    with progress.task(f"timing {count} sessions at batch {len(batch)}") as task:
+    limit, shown = math.ceil(config.max_seconds), 0
+    with progress.task(f"timing {count} sessions at batch {len(batch)}, seconds", limit) as task:
         while True:
             row = [0.0] * count
             for position in range(count):
@@ -333,9 +336,11 @@ def _rounds(
                 own.check(sessions[i], sessions[i].run(batch))
                 row[i] = watch.run_ms(sessions[i], batch, repeats[i])
             rows.append(row)
-            task.advance()
             drift = _drift(np.array(rows), window)
-            late = watch.clock() - start >= config.max_seconds and len(rows) >= _MIN_ROUNDS
+            elapsed = watch.clock() - start
+            task.advance(min(limit, int(elapsed)) - shown)
+            shown = min(limit, int(elapsed))
+            late = elapsed >= config.max_seconds and len(rows) >= _MIN_ROUNDS
             if drift <= config.tolerance or late:
                 return rows, drift
 
