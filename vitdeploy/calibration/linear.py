@@ -9,6 +9,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from vitdeploy.graph.linears import is_linear
+
 
 @dataclass(frozen=True)
 class LinearNode:
@@ -31,12 +33,12 @@ class LinearNode:
 def linear_nodes(model: ir.Model) -> Iterator[LinearNode]:
     """MatMul and Gemm nodes that multiply an activation with a constant matrix."""
     for node in model.graph:
-        if node.op_type not in ("MatMul", "Gemm") or len(node.inputs) < 2:
+        if not is_linear(node) or not _is_plain(node):
             continue
-        activation, weight = node.inputs[0], node.inputs[1]
-        if activation is None or weight is None or not _is_matrix(weight):
-            continue
-        if activation.producer() is None or not _is_plain(node):
+        activation, weight = node.inputs[:2]
+        assert activation is not None  # is_linear has looked
+        assert weight is not None
+        if activation.producer() is None or not _is_stored_float(weight):
             continue
         transposed = node.op_type == "Gemm" and _attribute(node, "transB")
         bias, output = _bias_of(node)
@@ -102,23 +104,17 @@ def _is_vector(value: ir.Value, length: int) -> bool:
     )
 
 
-def _is_matrix(value: ir.Value) -> bool:
+def _is_stored_float(value: ir.Value) -> bool:
     tensor = value.const_value
-    return (
-        tensor is not None
-        and tensor.dtype == ir.DataType.FLOAT
-        and len(tensor.shape) == 2
-        and value.is_initializer()
-    )
+    return value.is_initializer() and tensor is not None and tensor.dtype == ir.DataType.FLOAT
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """alpha, beta and transA would have to be carried along; no ViT uses them."""
+    """alpha and beta would have to be carried along; no ViT uses them."""
     if node.op_type != "Gemm":
         return True
     factors = (node.attributes.get(name) for name in ("alpha", "beta"))
-    scaled = any(factor is not None and factor.as_float() != 1.0 for factor in factors)
-    return not scaled and not _attribute(node, "transA")
+    return all(factor is None or factor.as_float() == 1.0 for factor in factors)
 
 
 def _attribute(node: ir.Node, name: str) -> int:
