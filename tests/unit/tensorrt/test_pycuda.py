@@ -29,6 +29,7 @@ class Driver(ModuleType):
         self.depth = 0
         self.freed = 0
         self.broken = False
+        self.now_ms = 0.0
         self.Context = SimpleNamespace(pop=self._leave)
 
     def _leave(self) -> None:
@@ -62,6 +63,24 @@ class Driver(ModuleType):
     def Stream(self) -> Any:
         self._needs_context()
         return SimpleNamespace(handle=5, synchronize=self._needs_context)
+
+    def Event(self) -> Any:
+        self._needs_context()
+        driver = self
+
+        class Mark:
+            at = 0.0
+
+            def record(self, stream: Any) -> None:
+                driver._needs_context()
+                assert stream.handle == 5
+                self.at = driver.now_ms
+
+            def time_since(self, other: Any) -> float:
+                driver._needs_context()
+                return self.at - other.at
+
+        return Mark()
 
     def mem_alloc(self, size: int) -> Any:
         self._needs_context()
@@ -139,6 +158,20 @@ def test_a_batch_goes_to_the_gpu_and_back_and_nothing_is_left(driver: Driver) ->
     cuda.free(pointer)
     cuda.close_stream(stream)
     assert driver.freed == 3
+
+
+def test_marks_are_the_gpus_own_time(driver: Driver) -> None:
+    from vitdeploy.backends.tensorrt.device import open_cuda
+
+    cuda = open_cuda()
+    stream = cuda.open_stream()
+    start, end = cuda.open_event(), cuda.open_event()
+    cuda.record(start, stream)
+    driver.now_ms = 2.5
+    cuda.record(end, stream)
+    assert cuda.elapsed_ms(start, end) == 2.5
+    assert driver.depth == 0
+    cuda.close_event(start)
 
 
 def test_failures_say_what_was_being_done(driver: Driver) -> None:

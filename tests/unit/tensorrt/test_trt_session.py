@@ -25,7 +25,7 @@ if sys.platform == "darwin":
     pytest.skip("tensorrt: cuda-bindings has no wheel for macOS", allow_module_level=True)
 from cuda.bindings import runtime as real_cudart
 from host_cuda import HostAsDevice
-from summing_vendor import LARGEST, Summing, SummingRtx
+from summing_vendor import LARGEST, MS_PER_IMAGE, Summing, SummingRtx
 
 
 @pytest.fixture
@@ -98,6 +98,21 @@ def test_a_batch_outside_the_profile_is_run_in_parts(
     with pytest.raises(InputError, match=r"a batch of 1 is outside the engine's 2 to 4") as caught:
         session.run(images(1))
     assert "wider range" in str(caught.value.hint)
+
+
+def test_the_gpus_own_time_leaves_copies_out(
+    gpu: HostAsDevice, artifact: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies take 2 ms a run; marks around them too would count those."""
+    session = load(monkeypatch, artifact, Summing(gpu, profiles=((1, 1, 1), (2, 4, 8))))
+    assert session.device_ms() is None
+    for count in (8, 1, 1, 1, 3, 17):  # 1 as a CUDA graph from the second time on, 17 in parts
+        session.run(images(count))
+        assert session.device_ms() == pytest.approx(MS_PER_IMAGE * count)
+    assert gpu.launches == 3
+    assert gpu.clock_ms == pytest.approx(MS_PER_IMAGE * 31 + 2 * 8)
+    session.close()
+    assert not gpu.events
 
 
 def test_each_batch_runs_with_the_profile_that_takes_it(

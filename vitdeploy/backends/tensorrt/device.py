@@ -81,6 +81,18 @@ class CudaBindings:
     def synchronize(self, stream: int) -> None:
         self._call("running the engine", "cudaStreamSynchronize", stream)
 
+    def open_event(self) -> Any:
+        return self._call("timing the engine", "cudaEventCreate")
+
+    def close_event(self, event: Any) -> None:
+        self._call("timing the engine", "cudaEventDestroy", event)
+
+    def record(self, event: Any, stream: int) -> None:
+        self._call("timing the engine", "cudaEventRecord", event, stream)
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        return float(self._call("timing the engine", "cudaEventElapsedTime", start, end))
+
     def allocate(self, size_bytes: int) -> int:
         return int(self._call(f"allocating {size_bytes} bytes", "cudaMalloc", size_bytes))
 

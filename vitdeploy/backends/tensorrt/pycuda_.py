@@ -63,6 +63,21 @@ class PyCuda:
         with self._current("running the engine"):
             self._streams[stream].synchronize()
 
+    def open_event(self) -> Any:
+        with self._current("timing the engine"):
+            return driver.Event()
+
+    def close_event(self, event: Any) -> None:
+        pass  # freed with its last reference
+
+    def record(self, event: Any, stream: int) -> None:
+        with self._current("timing the engine"):
+            event.record(self._streams[stream])
+
+    def elapsed_ms(self, start: Any, end: Any) -> float:
+        with self._current("timing the engine"):
+            return float(end.time_since(start))
+
     def allocate(self, size_bytes: int) -> int:
         with self._current(f"allocating {size_bytes} bytes"):
             buffer = driver.mem_alloc(size_bytes)

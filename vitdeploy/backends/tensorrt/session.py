@@ -30,7 +30,8 @@ class TensorRTSession:
 
     Raises EngineError where the engine is for another GPU or cannot be read,
     MissingDependencyError without CUDA bindings or a driver. A batch that no
-    profile takes is run in parts. `close` frees the GPU's memory; running
+    profile takes is run in parts. `device_ms` is what the GPU itself counted for
+    the last run, copies apart. `close` frees the GPU's memory; running
     afterwards is an error.
     """
 
@@ -48,6 +49,8 @@ class TensorRTSession:
         self._seen: set[tuple[int, ...]] = set()
         self._profile = 0
         self._stream: int | None = None
+        self._events: list[Any] = []
+        self._device_ms: float | None = None
         self._loaded: contexts.Loaded | None = None
         where = Context(label=flavour.label, install=flavour.install, graph=artifact.path.name)
         self._log = Log(where)
@@ -66,6 +69,7 @@ class TensorRTSession:
         batch = checked_batch(batch, self._takes)
         if self._loaded is None or self._stream is None:
             raise EngineError(f"{self.name} was closed", hint="load the engine again")
+        self._device_ms = 0.0
         if profile_for(len(batch), self._spans) is not None:
             return self._run_one(batch, self._loaded.context, self._stream)
         sizes = split(len(batch), self._spans)
@@ -82,6 +86,10 @@ class TensorRTSession:
             [self._run_one(part, self._loaded.context, self._stream) for part in parts]
         )
 
+    def device_ms(self) -> float | None:
+        """Milliseconds of the engine's own work in the last run; None before there was one."""
+        return self._device_ms
+
     def close(self) -> None:
         """Free everything on the GPU. May be called again."""
         loaded, self._loaded = self._loaded, None
@@ -93,6 +101,8 @@ class TensorRTSession:
             self._cuda.free(self._device.pop())
         while self._pinned:
             self._cuda.free_pinned(self._pinned.pop())
+        while self._events:
+            self._cuda.close_event(self._events.pop())
         if self._stream is not None:
             stream, self._stream = self._stream, None
             self._cuda.close_stream(stream)
@@ -100,6 +110,8 @@ class TensorRTSession:
     def _open(self, trt: Any) -> None:
         # A stream of its own: TensorRT synchronizes more on the default one.
         self._stream = self._cuda.open_stream()
+        for _ in range(2):
+            self._events.append(self._cuda.open_event())
         logger = vendor_logger(trt, self._log)
         loaded = contexts.load(trt, logger, self._flavour, self._artifact, self._log)
         self._loaded = loaded
@@ -145,6 +157,7 @@ class TensorRTSession:
         self._compute(batch.shape, context, stream)
         self._cuda.to_host(logits, self._device[1], stream)
         self._cuda.synchronize(stream)
+        self._device_ms = (self._device_ms or 0.0) + self._cuda.elapsed_ms(*self._events)
         result.reshape(-1).view(np.uint8)[:] = logits
         if batch.shape not in self._seen and self._loaded is not None:
             self._seen.add(batch.shape)
@@ -155,11 +168,15 @@ class TensorRTSession:
         """Enqueue the engine's work; from the second run on as a CUDA graph, where a profile
         takes one shape only. TensorRT-RTX keeps graphs by itself."""
         graph = self._graphs.get(shape)
+        start, end = self._events
+        self._cuda.record(start, stream)
         if graph is not None:
             self._cuda.launch(graph, stream)
+            self._cuda.record(end, stream)
             return
         # The first run also sets up what a capture must not contain.
         self._log.expect(context.execute_async_v3(stream))
+        self._cuda.record(end, stream)
         captures = self._cuda.can_capture and not self._flavour.builds_for_others
         if not captures or shape not in self._fixed:
             return
