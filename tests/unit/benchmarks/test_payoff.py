@@ -166,14 +166,17 @@ def test_a_session_behind_an_engine_is_waited_for(
             now[0] += 0.01 * self.started
             self.started = 0
 
-    found: list[float] = []
+        def device_ms(self) -> float:
+            return 7.0
+
+    found: list[float | None] = []
 
     def measured(sessions, batch, **_):
         config = TimingConfig(min_round_ms=0, window=3)
         compared = measure_interleaved(sessions, batch, config=config, clock=lambda: now[0])
-        found.append(compared.measurements[0].p50_ms())
+        found.extend(f() for m in compared.measurements for f in (m.p50_ms, m.device_p50_ms))
         return compared
 
     monkeypatch.setattr(under_test, "measure_interleaved", measured)
     measure_engines([engine], [Lazy()], [], batch_sizes=[2])
-    assert found == [pytest.approx(10, rel=0.01)]
+    assert found == [pytest.approx(10, rel=0.01), 7.0]

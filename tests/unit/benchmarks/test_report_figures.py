@@ -113,7 +113,7 @@ def test_timings_that_did_not_settle_are_never_shipped() -> None:
     assert found.verdict().endswith("the speed is not known. Time it again.")
     assert found.tone() == "inconclusive"
     assert 'class="verdict inconclusive"' in to_html(found)
-    assert "Timings did not settle." in figures.payoff(found).about
+    assert figures.payoff(found).findings[0].endswith("fp32. Timings did not settle.")
     slow = unsettled(report({"fp32": (25, accuracy(0, 0)), "int8-fp32": (60, accuracy(9, 7))}))
     assert "ship it" not in slow.verdict()
     assert "INT8 was not seen to pay" in slow.verdict()

@@ -87,6 +87,7 @@ class TestPercentiles:
         assert percentile(range(367), 0.99).high_ms is None
         assert percentile(range(368), 0.99).high_ms == 367
         assert percentile(range(367), 0.99).in_words() == "p99 363 ms (358 or more)"
+        assert percentile([1234.0] * 400, 0.99).figures() == "1,234 ms (1,234 to 1,234)"
 
     def test_how_many_may_be_late(self) -> None:
         # Independent: by summing the binomial distribution itself.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.benchmarks.speed.throughput import Measurement, TimingConfig, measure_interleaved
 from vitdeploy.errors import EngineError, InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT
@@ -172,6 +174,34 @@ def test_names_must_tell_sessions_apart(names: list[str]) -> None:
     machine = FakeMachine()
     with pytest.raises(InputError):
         measure_interleaved([machine.session(n, 1) for n in names], BATCH, clock=machine.clock)
+
+
+class Gpu(FakeSession):
+    """Copies take 2 ms of every run, which the device does not count."""
+
+    def device_ms(self) -> float | None:
+        return self.ms(self.runs) - 2 if self.runs else None
+
+
+def test_the_devices_own_time_stands_beside_that_of_whole_runs() -> None:
+    machine = FakeMachine()
+    gpu = Gpu(machine, "engine", lambda _: 10)
+    sessions = [machine.session("torch", 30), gpu]
+    found = measure_interleaved(sessions, BATCH, config=ONE_RUN, clock=machine.clock)
+    torch, engine = found.measurements
+    assert engine.p50_ms() == pytest.approx(10)
+    assert engine.device_samples_ms == (8,) * len(engine.samples_ms)
+    assert engine.device_p50_ms() == 8
+    assert engine.device_in_words() == (
+        "engine at batch 4: 8 ms on the device alone, 10 ms with copies and waiting (80% of it "
+        "is computing)"
+    )
+    assert (torch.device_samples_ms, torch.device_p50_ms()) == ((), None)
+    assert torch.device_in_words() == ""
+    assert from_json(to_json(engine), Measurement, origin="test") == engine
+    before = json.loads(to_json(torch))
+    del before["device_samples_ms"]  # as files of earlier versions are
+    assert from_json(json.dumps(before), Measurement, origin="test") == torch
 
 
 def test_percentiles_come_from_the_raw_samples() -> None:

@@ -54,12 +54,11 @@ def payoff(report: Report) -> Section:
         for what, cell in _SIDE_BY_SIDE:
             cells = [[cell(row) for row in own if row.precision == p] for p in precisions]
             rows.append((f"{title}, {what}", *map(_joined, cells), wording.NOTHING))
-    unsettled = "" if all(row.stable for row in timed) else " Timings did not settle."
     return Section(
         "Did INT8 pay?",
         "Of each runtime, the fastest quantized engine over the fastest float one, in the same "
         "rounds, with 95 % intervals. A knee is the smallest batch within 5 % of the best "
-        f"throughput of the offline scenario.{unsettled}",
+        "throughput of the offline scenario.",
         ("Figure", *map(wording.precision_title, precisions), "Paid"),
         tuple(row for row in rows if set(row[1:]) != {wording.NOTHING}),
         tuple(payoff_sentences(report)),
@@ -68,8 +67,9 @@ def payoff(report: Report) -> Section:
 
 def payoff_sentences(report: Report) -> list[str]:
     """Whether quantizing paid, for each runtime and batch size where both kinds were timed."""
-    found = _payoffs([row for row in report.rows if row.throughput])
-    return [each.in_words() for each in found if each.ratio is not None]
+    timed = [row for row in report.rows if row.throughput]
+    more = "" if all(row.stable for row in timed) else " Timings did not settle."
+    return [each.in_words() + more for each in _payoffs(timed) if each.ratio is not None]
 
 
 def streams(report: Report) -> Section:

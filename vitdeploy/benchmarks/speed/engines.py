@@ -16,7 +16,7 @@ from vitdeploy.benchmarks.speed.throughput import (
     TimingConfig,
     measure_interleaved,
 )
-from vitdeploy.benchmarks.speed.timing_guards import settle
+from vitdeploy.benchmarks.speed.timing_guards import device_ms_of, settle
 from vitdeploy.errors import InputError
 from vitdeploy.progress import SILENT, Progress
 
@@ -91,6 +91,9 @@ class _Fed:
 
     def synchronize(self) -> None:
         settle(self.session)
+
+    def device_ms(self) -> float | None:
+        return device_ms_of(self.session)
 
 
 def _distinct_names(engines: Sequence[Engine], sessions: Sequence[Session]) -> list[str]:

@@ -29,12 +29,17 @@ class Percentile:
 
     def figures(self) -> str:
         """'12.3 ms (11.9 to 14.0)', '12.3 ms (11.9 or more)'."""
-        upper = "or more" if self.high_ms is None else f"to {self.high_ms:.3g}"
-        return f"{self.value_ms:.3g} ms ({self.low_ms:.3g} {upper})"
+        upper = "or more" if self.high_ms is None else f"to {_told(self.high_ms)}"
+        return f"{_told(self.value_ms)} ms ({_told(self.low_ms)} {upper})"
 
     def in_words(self) -> str:
         """'p99 12.3 ms (11.9 to 14.0)'."""
         return f"p{100 * self.share:g} {self.figures()}"
+
+
+def _told(ms: float) -> str:
+    """Three significant digits, without an exponent: 0.123, 12.3, 1,230."""
+    return f"{ms:,.0f}" if ms >= 1000 else f"{ms:.3g}"
 
 
 def percentile(samples_ms: Sequence[float], share: float) -> Percentile:

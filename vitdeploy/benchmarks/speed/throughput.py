@@ -16,7 +16,13 @@ from vitdeploy.benchmarks.speed.machine import Conditions, Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
 from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
 from vitdeploy.benchmarks.speed.settings import check_settings
-from vitdeploy.benchmarks.speed.timing_guards import Clock, OwnResults, Stopwatch, stopwatch
+from vitdeploy.benchmarks.speed.timing_guards import (
+    Clock,
+    OwnResults,
+    Stopwatch,
+    device_ms_of,
+    stopwatch,
+)
 from vitdeploy.benchmarks.statistics import ratio_interval
 from vitdeploy.errors import InputError, UnstableMeasurementError
 from vitdeploy.progress import SILENT, Progress
@@ -62,6 +68,9 @@ class Measurement:
     `samples_ms` has one entry a round: milliseconds for one run of a whole
     batch, the mean over `repeats` runs in a row. With more than one repeat the
     percentiles are therefore of rounds, and a single slow run weighs less.
+    They are of whole runs, with what is copied to a GPU and back;
+    `device_samples_ms` is what the GPU itself counted for the last run of each
+    round, copies apart (empty where no device tells).
     """
 
     name: str
@@ -69,6 +78,7 @@ class Measurement:
     warmups: int
     repeats: int
     samples_ms: tuple[float, ...]
+    device_samples_ms: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         timed = self.samples_ms and min(self.samples_ms) >= 0 and self.p50_ms() > 0
@@ -87,6 +97,20 @@ class Measurement:
 
     def p99_ms(self) -> float:
         return self._percentile(99)
+
+    def device_p50_ms(self) -> float | None:
+        """Of one batch on the device alone; None where that is not known."""
+        return float(np.median(self.device_samples_ms)) if self.device_samples_ms else None
+
+    def device_in_words(self) -> str:
+        """'engine at batch 8: 3.1 ms on the device alone, ...'; empty where that is not known."""
+        alone, whole = self.device_p50_ms(), self.p50_ms()
+        if alone is None:
+            return ""
+        return (
+            f"{self.name} at batch {self.batch}: {alone:.3g} ms on the device alone, "
+            f"{whole:.3g} ms with copies and waiting ({alone / whole:.0%} of it is computing)"
+        )
 
     def images_per_second(self) -> float:
         """Throughput at the median."""
@@ -248,11 +272,18 @@ def measure_interleaved(
         )
     watch = stopwatch(clock) if witness is None else Stopwatch(clock, witness)
     repeats = [_warm_up(session, batch, config, watch) for session in sessions]
-    rows, drift = _rounds(sessions, batch, repeats, config, watch, progress)
+    rows, device_rows, drift = _rounds(sessions, batch, repeats, config, watch, progress)
     stable = drift <= config.tolerance
     samples = np.array(rows)
     measurements = tuple(
-        Measurement(name, len(batch), config.warmups, repeats[i], tuple(samples[:, i].tolist()))
+        Measurement(
+            name,
+            len(batch),
+            config.warmups,
+            repeats[i],
+            tuple(samples[:, i].tolist()),
+            tuple(device_rows[i]),
+        )
         for i, name in enumerate(names)
     )
     speedups = tuple(
@@ -319,11 +350,13 @@ def _rounds(
     config: TimingConfig,
     watch: Stopwatch,
     progress: Progress,
-) -> tuple[list[list[float]], float]:
-    """Rows of ms per run, one a round and one column a session; and the drift left."""
+) -> tuple[list[list[float]], list[list[float]], float]:
+    """Rows of ms per run, one a round and one column a session; what devices counted, one
+    row a session; and the drift left."""
     count = len(sessions)
     window = _window(config, count)
     rows: list[list[float]] = []
+    device_rows: list[list[float]] = [[] for _ in sessions]
     own = OwnResults()
     start = watch.clock()
     limit, shown = math.ceil(config.max_seconds), 0
@@ -335,6 +368,9 @@ def _rounds(
                 # Untimed: caches, and threads that still spin, belong to the session before.
                 own.check(sessions[i], sessions[i].run(batch))
                 row[i] = watch.run_ms(sessions[i], batch, repeats[i])
+                counted = device_ms_of(sessions[i])
+                if counted is not None:
+                    device_rows[i].append(counted)
             rows.append(row)
             drift = _drift(np.array(rows), window)
             elapsed = watch.clock() - start
@@ -342,7 +378,7 @@ def _rounds(
             shown = min(limit, int(elapsed))
             late = elapsed >= config.max_seconds and len(rows) >= _MIN_ROUNDS
             if drift <= config.tolerance or late:
-                return rows, drift
+                return rows, device_rows, drift
 
 
 def _drift(samples: NDArray[np.float64], window: int) -> float:

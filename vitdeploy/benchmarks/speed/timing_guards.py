@@ -29,6 +29,15 @@ class Synchronizing(Protocol):
         ...
 
 
+@runtime_checkable
+class DeviceTimed(Protocol):
+    """A session whose device counts the time of its own work."""
+
+    def device_ms(self) -> float | None:
+        """Milliseconds of the last run, copies to the device and back apart; None: not known."""
+        ...
+
+
 @dataclass(frozen=True)
 class Stopwatch:
     """Times runs by `clock`; `witness`, a second clock, must agree (None: there is none)."""
@@ -64,6 +73,11 @@ def settle(session: Session) -> None:
     """Wait for what a session has only started; most have then nothing left to do."""
     if isinstance(session, Synchronizing):
         session.synchronize()
+
+
+def device_ms_of(session: Session) -> float | None:
+    """What the device counted for the last run; None where it does not tell."""
+    return session.device_ms() if isinstance(session, DeviceTimed) else None
 
 
 def stopwatch(clock: Clock) -> Stopwatch:
