@@ -5,6 +5,7 @@ Not one of these has been run yet: where they were written there is no GPU.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -62,6 +63,15 @@ def test_the_outputs_of_one_run_are_untouched_by_the_next(session: Any) -> None:
     kept = first.copy()
     session.run(-images(8))
     np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize("count", [1, 8, 17])  # as a CUDA graph, whole, in parts
+def test_the_gpus_own_time_is_a_part_of_the_runs(count: int, session: Any) -> None:
+    for _ in range(3):
+        began = time.perf_counter()
+        session.run(images(count))
+        whole_ms = 1000 * (time.perf_counter() - began)
+        assert 0 < session.device_ms() < whole_ms
 
 
 def test_an_image_beside_one_that_is_not_a_number_is_not_touched(

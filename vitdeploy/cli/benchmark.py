@@ -162,7 +162,9 @@ def _lines(result: BenchmarkResult) -> list[str]:
 
     lines = [payoff.in_words() for payoff in payoffs(result)]
     for digest in result.engine_digests:
-        name = result.measurements_of(digest)[0].name
+        measured = result.measurements_of(digest)
+        name = measured[0].name
+        lines += filter(None, (each.device_in_words() for each in measured))
         for fair in result.fair_speedups_of(digest) if result.source_variants else ():
             lines.append(
                 f"{name} at batch {fair.batch}: {fair.ratio:.2f}x ({fair.low:.2f} to "
