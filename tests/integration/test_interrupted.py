@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -53,13 +53,21 @@ def started(arguments: list[str], folder: Path, cache: Path) -> Iterator[subproc
         process.communicate()
 
 
+def impatiently(group: int) -> None:
+    """Ctrl-C three times in 50 ms: the later ones come while the first is being dealt with."""
+    for _ in range(3):
+        with suppress(ProcessLookupError):  # it has ended already
+            os.killpg(group, signal.SIGINT)
+        time.sleep(0.02)
+
+
 def interrupted_at(
     line: str, number: signal.Signals, arguments: list[str], folder: Path, cache: Path
 ) -> Outcome:
     """Start, wait until standard error says `line`, signal, and see how it ends.
 
-    SIGINT goes to the whole process group, as Ctrl-C does; SIGTERM to the
-    process alone, as service managers do.
+    SIGINT goes to the whole process group, as Ctrl-C does, and three times;
+    SIGTERM to the process alone, as service managers do.
     """
     with started(arguments, folder, cache) as process:
         assert process.stderr is not None
@@ -72,7 +80,7 @@ def interrupted_at(
             pytest.fail(f"it ended before {line!r}: {heard}")
         time.sleep(0.3)  # so that the work itself is under way, not its announcement
         if number == signal.SIGINT:
-            os.killpg(process.pid, number)
+            impatiently(process.pid)
         else:
             process.send_signal(number)
         output, errors = process.communicate(timeout=KILL_AFTER_S)

@@ -100,7 +100,7 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit with the code of what happened."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    _heed_interrupts()
     streams.prepare()
     try:
         _require_working_folder()
@@ -173,5 +173,17 @@ def _usage_hint(error: click.ClickException) -> str:
     return f"`{path} --help` lists what it takes"
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _heed_interrupts() -> None:
+    """Let the first interrupt end the work, and none disturb the cleaning up that follows."""
+    signals = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # as shells start jobs behind `&`
+        signals.append(signal.SIGINT)
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        for each in signals:
+            # A handler of ours would be taken back while the interpreter ends.
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for each in signals:
+        signal.signal(each, interrupt)
