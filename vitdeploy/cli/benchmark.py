@@ -23,6 +23,7 @@ from vitdeploy.cli.options import (
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
     from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.images import ImageSet
 
@@ -48,7 +49,7 @@ _SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
     type=click.Choice([*_SCENARIOS, "all"]),
     multiple=True,
     help="Run each engine as MLPerf does (through LoadGen where it is installed), in place of "
-    "the comparison. May be repeated.",
+    "the comparison; --seconds bounds each scenario. May be repeated.",
 )
 @click.option(
     "--bound-ms",
@@ -88,8 +89,17 @@ def command(
       vitdeploy benchmark int8.engine --scenario server --bound-ms 50
     """
     if scenarios:
+        from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
+
         chosen = _SCENARIOS if "all" in scenarios else tuple(dict.fromkeys(scenarios))
-        _run_scenarios(engines, chosen, seconds, accept_unstable, bound_ms, seed, threads, as_json)
+        asked = ScenarioConfig(
+            min_seconds=min(5.0, seconds),
+            max_seconds=seconds,
+            bound_ms=bound_ms,
+            seed=seed,
+            accept_unstable=accept_unstable,
+        )
+        _run_scenarios(engines, chosen, asked, threads, as_json)
         return
     import json
     from dataclasses import replace
@@ -97,19 +107,21 @@ def command(
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.speed.throughput import TimingConfig
     from vitdeploy.images import scan
 
     sink = console.progress()
     place = workspace(sink.note)
     loaded = [place.engine(path) for path in engines or (None,)]
     written = beside(loaded[0].path, FILE_NAME)
+    images = None if data is None else scan(data)  # what is not there is said before the work
     source = None
     if not no_source:
         source = api.load_model(place.model_request(requested_model(None, model)))
         for engine in loaded:
             api.require_same_source(source.description, engine.manifest.model)
-    images = None if data is None else scan(data)  # what is not there is said before the work
+
+    from vitdeploy.benchmarks.speed.throughput import TimingConfig
+
     config = TimingConfig(max_seconds=seconds, accept_unstable=accept_unstable)
     result = api.benchmark(
         loaded,
@@ -207,10 +219,7 @@ def _from_files(
 def _run_scenarios(
     paths: tuple[Path, ...],
     chosen: tuple[str, ...],
-    seconds: float,
-    accept_unstable: bool,
-    bound_ms: float,
-    seed: int,
+    config: ScenarioConfig,
     threads: int | None,
     as_json: bool,
 ) -> None:
@@ -220,17 +229,9 @@ def _run_scenarios(
     from vitdeploy.artifacts.files import plain, to_json, write_text
     from vitdeploy.benchmarks.speed.loadgen import best_driver
     from vitdeploy.benchmarks.speed.scenario_runs import run_scenarios
-    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
 
     sink = console.progress()
     place = workspace(sink.note)
-    config = ScenarioConfig(
-        min_seconds=min(5.0, seconds),
-        max_seconds=seconds,
-        bound_ms=bound_ms,
-        seed=seed,
-        accept_unstable=accept_unstable,
-    )
     driver = best_driver()
     sink.note(f"queries are sent by {driver.name}")
     found = []

@@ -162,6 +162,16 @@ class TestOffline:
         assert found.still_growing
         assert "larger batches were still faster" in found.in_words()
 
+    def test_what_does_not_fit_into_the_time_is_not_begun(self) -> None:
+        machine = Machine()
+        config = ScenarioConfig(warmups=1, min_seconds=0, max_seconds=10)
+        session = Served(machine, lambda images, _: 20.0 * images**0.9)
+        found = run_offline(session, IMAGES, config, machine.driver(), clock=lambda: machine.now)
+        assert [point.batch for point in found.points] == [1, 2, 4, 8]
+        assert machine.now <= 10
+        assert found.still_growing
+        assert "batch 16 did not fit into 10 s (--seconds)" in found.in_words()
+
     def test_the_knee_gives_up_five_percent(self) -> None:
         points = tuple(SweepPoint(b, v, v, v) for b, v in ((1, 50.0), (2, 96.0), (4, 100.0)))
         assert OfflineResult("a", "b", points, False).knee().batch == 2

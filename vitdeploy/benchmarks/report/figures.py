@@ -104,6 +104,7 @@ def offline(report: Report) -> Section:
             continue
         points = (f"{p.batch}: {wording.significant(p.images_per_second)}" for p in found.points)
         more = "; larger batches were still faster" if found.still_growing else ""
+        more += f"; {found.unfinished}" if found.unfinished else ""
         rows.append(
             (
                 label,

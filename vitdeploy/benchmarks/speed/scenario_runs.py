@@ -100,32 +100,44 @@ def run_offline(
     config: ScenarioConfig,
     driver: Driver,
     progress: Progress = SILENT,
+    clock: Clock = time.perf_counter,
 ) -> OfflineResult:
     """Throughput at batch 1, 2, 4, ... until two doublings in a row gain next to nothing.
 
     `images` holds at least `largest_batch` of them. One doubling without gain
     does not end the sweep: kernels exist for some sizes and not for others.
+    Before a batch that would take longer than is left of `max_seconds` it ends.
     """
+    end = clock() + config.max_seconds
     largest = min(config.largest_batch, len(images))
     points: list[SweepPoint] = []
-    best, flat, batch = 0.0, 0, 1
-    with progress.task(f"offline: {session.name}", largest.bit_length()) as task:
+    best, flat, batch, unfinished = 0.0, 0, 1, ""
+    with progress.task(f"offline: {session.name}") as task:
         while batch <= largest and flat < 2:
+            left = end - clock()
+            if points and _sweep_runs(config) * batch / points[-1].images_per_second > left:
+                unfinished = f"batch {batch} did not fit into {config.max_seconds:g} s (--seconds)"
+                break
             points.append(_sweep_point(session, images[:batch], config, driver))
             speed = points[-1].images_per_second
             flat = flat + 1 if best and speed < best * (1 + config.least_gain) else 0
             best = max(best, speed)
             batch *= 2
             task.advance()
-    return OfflineResult(session.name, driver.name, tuple(points), flat == 0 and len(points) > 1)
+    growing = flat == 0 and len(points) > 1
+    return OfflineResult(session.name, driver.name, tuple(points), growing, unfinished)
+
+
+def _sweep_runs(config: ScenarioConfig) -> int:
+    """The interval of a median needs far fewer runs than that of a p99."""
+    return max(10, config.min_queries // 20)
 
 
 def _sweep_point(
     session: Session, batch: NDArray, config: ScenarioConfig, driver: Driver
 ) -> SweepPoint:
     _warm(session, [batch], config)
-    # The interval of a median needs far fewer runs than that of a p99.
-    runs = max(10, config.min_queries // 20)
+    runs = _sweep_runs(config)
     times = driver.stream(session, batch, queries=runs, seconds=config.min_seconds / 5)
     middle = percentile(times, 0.5)
     images = 1000 * len(batch)

@@ -28,8 +28,8 @@ class ScenarioConfig:
     """How many queries are sent, and what ends a search.
 
     `min_queries` and `min_seconds` bound a stream and each rate of the server
-    from below, `max_seconds` a stream and the server's whole search from
-    above. An offline sweep doubles the
+    from below, `max_seconds` a stream, an offline sweep and the server's
+    whole search from above. An offline sweep doubles the
     batch up to `largest_batch` and ends after two doublings that gain less than
     `least_gain` each. `bound_ms` is what the server's p99 must hold.
     """
@@ -104,12 +104,17 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class OfflineResult:
-    """Throughput over batch sizes. `still_growing`: the largest batch allowed ended the sweep."""
+    """Throughput over batch sizes.
+
+    `still_growing`: the largest batch allowed, or the time, ended the sweep
+    while throughput grew. `unfinished` says so where it was the time.
+    """
 
     name: str
     driver: str
     points: tuple[SweepPoint, ...]
     still_growing: bool
+    unfinished: str = ""
 
     def best(self) -> SweepPoint:
         return max(self.points, key=lambda point: point.images_per_second)
@@ -122,6 +127,7 @@ class OfflineResult:
     def in_words(self) -> str:
         knee, best = self.knee(), self.best()
         more = "; larger batches were still faster" if self.still_growing else ""
+        more += f"; {self.unfinished}" if self.unfinished else ""
         return (
             f"{self.name}: the knee is at batch {knee.batch} ({knee.images_per_second:.3g} "
             f"images/s; best {best.images_per_second:.3g} at {best.batch}{more})"
