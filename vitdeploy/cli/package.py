@@ -146,16 +146,15 @@ def _typed(
     Raises InputError where a precision was asked for and no graph is float32,
     and for FP8 and FP16 on a target that has none.
     """
-    from vitdeploy import api
-    from vitdeploy.calibration.quantize import QuantizationOptions
     from vitdeploy.errors import InputError
     from vitdeploy.target import parse_targets
-    from vitdeploy.workspace import Draw
 
     asked = [name for name in ("fp16", "int8", "fp8") if options[name]]
     plain = [model for model in models if model.description.precision == "fp32"]
     targets = parse_targets(options["target"])
-    if asked and not plain:
+    if not asked:
+        return []
+    if not plain:
         raise InputError(
             f"--{asked[0]} needs a float32 graph, and none was given",
             hint="name the graph that `vitdeploy export` wrote, or pack the others as they are",
@@ -171,8 +170,13 @@ def _typed(
         raise InputError(
             f"{options['target']} has no FP8", hint="use --int8, or --target jetson-thor"
         )
+
+    from vitdeploy import api
+    from vitdeploy.calibration.quantize import QuantizationOptions
+    from vitdeploy.workspace import Draw
+
     typed = []
-    for model in plain if asked else ():
+    for model in plain:
         source = model.description.source
         draw = Draw(count=options["calib_images"], seed=options["seed"], evaluation=options["data"])
         images = place.calibration_set(options["calib"], source, draw, sink)

@@ -57,16 +57,20 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
       vitdeploy report jetson/report.json l4/report.json cpu/report.json
       vitdeploy report --baseline main/report.json
     """
+    from vitdeploy.artifacts.files import require_file
+
     reports = [path for path in files if path.suffix == ".json"]
     if reports and len(reports) < len(files):
         raise click.UsageError("give engines, or reports (.json), not both")
+    if len(reports) > 1 and baseline is not None:
+        raise click.UsageError("--baseline is compared with one report, not with several")
+    if len(reports) == 1 and baseline is None:
+        raise click.UsageError("one report is nothing to merge: give more, or --baseline")
+    for path in filter(None, (*files, baseline)):
+        require_file(path, what="engine" if path.suffix == ".engine" else "report")
     if len(reports) > 1:
-        if baseline is not None:
-            raise click.UsageError("--baseline is compared with one report, not with several")
         _merge(reports, output, as_json)
         return
-    if reports and baseline is None:
-        raise click.UsageError("one report is nothing to merge: give more, or --baseline")
     from vitdeploy.benchmarks.report.model import read_report
 
     before = None if baseline is None else read_report(baseline)
