@@ -57,7 +57,7 @@ def timed(engine: Engine, ms: float) -> BenchmarkResult:
 
 
 def surrounded(engine: Engine, ms: float, root: Path) -> BenchmarkResult:
-    machine = Machine(threads=1, meter=EnergyMeter(root=root), peak=PEAK)
+    machine = Machine(threads=1, meter=EnergyMeter(root=root), peak=lambda: PEAK)
     return with_surroundings(timed(engine, ms), [engine], [], observe(1), machine=machine)
 
 
@@ -83,6 +83,23 @@ def test_a_system_that_tells_no_memory_is_no_error(
 def test_a_timing_no_machine_could_reach_is_refused(engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(UnstableMeasurementError, match="did not wait"):
         surrounded(engine, 0.05, tmp_path)
+
+
+def test_a_peak_measured_on_a_busy_machine_is_measured_again(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """At a tenth of the peak the engine would seem impossible; the better figures count."""
+    busy = MachinePeak(10.0, 40.0, 25.0, "a test")
+    peaks = iter([busy, busy, PEAK])
+    work = work_beside(engine)
+    assert work is not None
+    ms = 1000 * sum(work.macs.values()) / 50e9  # half of the peak
+    machine = Machine(
+        threads=1, meter=EnergyMeter(root=tmp_path), clock=lambda: 0.0, peak=lambda: next(peaks)
+    )
+    found = with_surroundings(timed(engine, ms), [engine], [], observe(1), machine=machine)
+    assert found.peak == MachinePeak(100.0, 400.0, 25.0, "a test")
+    assert [share.share for share in found.shares] == [pytest.approx(0.5)]
 
 
 def test_an_engine_apart_from_its_graph_has_no_share(engine: Engine, tmp_path: Path) -> None:
