@@ -46,6 +46,7 @@ REFUSALS = {
     "backend to plan for": (["plan", GRAPH, "--backend", "foo"], "foo"),
     "missing graph to pack": (["package", "none.onnx"], "none.onnx"),
     "missing images to pack": (["package", GRAPH, "--data", "none"], "image folder none"),
+    "a kit in a file's place": (["package", GRAPH, "--data", "none", "-o", GRAPH], "exists"),
     "missing engine to time": (["benchmark", "none.engine"], "none.engine"),
     "missing engine to report on": (["report", "none.engine"], "none.engine"),
     "missing report": (["report", "none.json", "none.json"], "none.json"),

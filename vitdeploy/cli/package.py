@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from vitdeploy.artifacts.reference import ReferenceOutputs
     from vitdeploy.artifacts.source import SourceDescription
     from vitdeploy.images import ImageSet
+    from vitdeploy.kit.packing import KitContent
     from vitdeploy.workspace import Workspace
 
 
@@ -92,8 +93,9 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     if not models:
         raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
 
-    from vitdeploy.kit.packing import KitContent, pack, subset
+    from vitdeploy.kit.packing import pack, require_destination
 
+    require_destination(output)
     models += _typed(models, place, options, sink)
     unnamed = [] if graphs else _not_packed(models, place)
     if unnamed:
@@ -101,19 +103,7 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
             f"not in the kit: {', '.join(unnamed)} (of graphs that are not named the newest is "
             "taken; name all that are to be packed)"
         )
-    images = place.evaluation(options["data"], _labels_apart(models[0].description))
-    if images is None:
-        raise InputError("no evaluation images were named", hint="give --data FOLDER")
-    images = subset(images, options["count"], options["seed"])
-    content = KitContent(
-        graphs=models,
-        reference=_reference(models[0], images, place, options, sink),
-        images=images,
-        max_drop_points=options["max_drop"],
-        wheels=options["wheels"],
-        constraints=options["constraints"],
-    )
-    kit = pack(content, output)
+    kit = pack(_content(models, place, options, sink), output)
     size = output.stat().st_size if output.is_file() else _size(output)
     record = {
         "path": str(output),
@@ -122,10 +112,31 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
         "not_packed": unnamed,
     }
     text = (
-        f"{output}\n  {len(kit.graphs)} graphs of {kit.model}, {len(images)} images with the "
+        f"{output}\n  {len(kit.graphs)} graphs of {kit.model}, {len(kit.images)} images with the "
         f"source's answers: {size / 1e6:.1f} MB\n  on the device: unpack it, then sh run.sh"
     )
-    console.emit(as_json, {**record, "images": len(images)}, text)
+    console.emit(as_json, {**record, "images": len(kit.images)}, text)
+
+
+def _content(
+    models: list[OnnxModel], place: Workspace, options: dict[str, Any], sink: Any
+) -> KitContent:
+    """The graphs with a subset of the images, and the source's answers on those."""
+    from vitdeploy.errors import InputError
+    from vitdeploy.kit.packing import KitContent, subset
+
+    images = place.evaluation(options["data"], _labels_apart(models[0].description))
+    if images is None:
+        raise InputError("no evaluation images were named", hint="give --data FOLDER")
+    images = subset(images, options["count"], options["seed"])
+    return KitContent(
+        graphs=models,
+        reference=_reference(models[0], images, place, options, sink),
+        images=images,
+        max_drop_points=options["max_drop"],
+        wheels=options["wheels"],
+        constraints=options["constraints"],
+    )
 
 
 def _not_packed(models: list[OnnxModel], place: Workspace) -> list[str]:

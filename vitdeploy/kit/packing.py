@@ -49,6 +49,13 @@ def subset(images: ImageSet, count: int, seed: int) -> ImageSet:
     return images.take(sorted(chosen))
 
 
+def require_destination(destination: Path) -> None:
+    """Raise InputError where a kit could not be written: nothing is ever replaced by one."""
+    if destination.exists() or destination.is_symlink():
+        raise InputError(f"{destination} exists", hint="name another kit, or delete that one")
+    require_writable(destination)
+
+
 def pack(content: KitContent, destination: Path) -> Kit:
     """Write a kit: a .zip file, or else a folder, whole or not at all.
 
@@ -56,9 +63,7 @@ def pack(content: KitContent, destination: Path) -> Kit:
     lacks an image or is of another model, and where `destination` exists.
     """
     _require_one_model(content)
-    if destination.exists() or destination.is_symlink():
-        raise InputError(f"{destination} exists", hint="name another kit, or delete that one")
-    require_writable(destination)
+    require_destination(destination)
     folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
     try:
         kit = _fill(content, folder)
