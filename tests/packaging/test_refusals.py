@@ -37,6 +37,7 @@ REFUSALS = {
     "unknown target": (["build-engine", GRAPH, "--target", "sm999"], "sm999"),
     "missing checkpoint": (["export", "none.safetensors"], "none.safetensors"),
     "missing weights": (["export", TINY[0], "--checkpoint", "none.pth"], "none.pth"),
+    "missing file of code": (["export", "none.py:make", "--random-weights"], "none.py"),
     "no weights": (["export", TINY[0]], "no weights"),
     "opset": (["export", *TINY, "--opset", "3"], "opset 3"),
     "name": (["export", *TINY, "--name", "a/b"], "a/b"),

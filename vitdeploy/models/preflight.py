@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from vitdeploy.artifacts.files import reading, require_file
 from vitdeploy.models.names import understood
 from vitdeploy.models.request import ModelRequest
@@ -15,6 +17,9 @@ def require_present(request: ModelRequest) -> None:
     named = understood(request.name)
     if named.file is not None:
         require_file(named.file, what="checkpoint")
+    script = Path(named.architecture.rpartition(":")[0])
+    if named.library == "python" and script.suffix == ".py":
+        require_file(script, what="file of code")
     if request.checkpoint is not None:
         with reading(request.checkpoint, "checkpoint"):
             is_folder = request.checkpoint.is_dir()
