@@ -76,35 +76,12 @@ def run(
     does, to `keep_going`, one whose comparison is void (answers that are not
     finite, or one class only); it raises GateFailedError otherwise.
     """
-    engines: list[Engine] = []
-    planned: dict[str, EnginePlan] = {}
-    failed: list[ReportRow] = []
-    for plan in plans:
-        try:
-            engines.append(_build(plan, folder, progress))
-            planned[engines[-1].manifest.engine_digest] = plan
-        except (EngineError, MissingDependencyError) as error:
-            failed.append(_failed_row(plan, error))
-            progress.note(f"failed: {plan.backend} {plan.graph.description.precision}: {error}")
-    runnable = [engine for engine in engines if _runs_here(engine)]
-    evaluations: dict[str, EvaluationResult] = {}
-    for engine in tuple(runnable):
-        digest = engine.manifest.engine_digest
-        try:
-            evaluations[digest] = api.evaluate(
-                engine,
-                judgement.baseline,
-                judgement.images,
-                api.Criterion(judgement.max_drop_points),
-                progress=progress,
-            )
-        except (EngineError, GateFailedError) as error:
-            if not keep_going:
-                raise
-            failed.append(_failed_row(planned[digest], error))
-            progress.note(f"failed: {engine.path.name}: {error}")
-            runnable.remove(engine)
-            engines.remove(engine)
+    built, failed = _built(plans, folder, progress)
+    runnable = [one for one in built if _runs_here(one.engine)]
+    evaluations, void = _judged(runnable, judgement, keep_going=keep_going, progress=progress)
+    failed += void
+    judged = [one.engine for one in runnable if one.digest in evaluations]
+    engines = [one.engine for one in built if one not in runnable or one.digest in evaluations]
     if not engines and keep_going:
         raise EngineError(
             "no engine of the plan could be built and judged: "
@@ -112,9 +89,9 @@ def run(
             hint="`vitdeploy doctor` shows what is missing here",
         )
     benchmark = None
-    if runnable:
+    if judged:
         benchmark = api.benchmark(
-            runnable,
+            judged,
             judgement.source,
             batch_sizes=judgement.batch_sizes,
             config=judgement.timing,
@@ -130,6 +107,54 @@ def run(
             created=now(),
         )
     )
+
+
+@dataclass(frozen=True)
+class _Built:
+    plan: EnginePlan
+    engine: Engine
+
+    @property
+    def digest(self) -> str:
+        return self.engine.manifest.engine_digest
+
+
+def _built(
+    plans: Sequence[EnginePlan], folder: Path, progress: Progress
+) -> tuple[list[_Built], list[ReportRow]]:
+    """The engines of the plans, and a row for each that could not be built."""
+    built: list[_Built] = []
+    failed: list[ReportRow] = []
+    for plan in plans:
+        try:
+            built.append(_Built(plan, _build(plan, folder, progress)))
+        except (EngineError, MissingDependencyError) as error:
+            failed.append(_failed_row(plan, error))
+            progress.note(f"failed: {plan.backend} {plan.graph.description.precision}: {error}")
+    return built, failed
+
+
+def _judged(
+    runnable: Sequence[_Built], judgement: Judgement, *, keep_going: bool, progress: Progress
+) -> tuple[dict[str, EvaluationResult], list[ReportRow]]:
+    """What was found of each engine, by digest, and a row for each whose comparison is void."""
+    found: dict[str, EvaluationResult] = {}
+    failed: list[ReportRow] = []
+    for one in runnable:
+        try:
+            found[one.digest] = api.evaluate(
+                one.engine,
+                judgement.baseline,
+                judgement.images,
+                api.Criterion(judgement.max_drop_points),
+                progress=progress,
+            )
+        except (EngineError, GateFailedError) as error:
+            if not keep_going:
+                raise
+            failed.append(_failed_row(one.plan, error))
+            progress.note(f"failed: {one.engine.path.name}: {error}")
+    return found, failed
 
 
 @dataclass(frozen=True)
