@@ -176,6 +176,7 @@ class Report:
         The fastest engine whose accuracy holds is named; it may be shipped
         where its timings settled. Where that is not a quantized one although
         some were compared, the best of those is said not to have paid, and why.
+        What failed is named last.
         """
         compared = self._compared()
         if not compared:
@@ -187,7 +188,8 @@ class Report:
             other = max(quantized, key=_rank)
             told = "did not pay" if other.stable else "was not seen to pay"
             sentence += f" INT8 {told}: {self._findings(other)}."
-        return sentence
+        failed = [row.title for row in self.rows if row.status == "failed"]
+        return sentence + (f" {' and '.join(failed)} failed here." if failed else "")
 
     def tone(self) -> Verdict:
         """What the verdict comes to, for its colour: 'inconclusive' also where timings drifted."""
