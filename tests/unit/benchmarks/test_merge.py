@@ -15,6 +15,7 @@ from vitdeploy.benchmarks.report.markdown import merged_to_markdown
 from vitdeploy.benchmarks.report.merge import MergedReport, device_names, merge, table_rows
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.benchmarks.report.write import write_merged
+from vitdeploy.benchmarks.speed.machine import Conditions
 from vitdeploy.errors import InputError
 
 ON_CPU = report({"fp32": (60, accuracy(0, 0)), "int8-fp32": (25, accuracy(9, 7))})
@@ -151,9 +152,12 @@ def test_unsettled_timings_are_said_in_the_verdict_of_all() -> None:
 
 def test_the_page_fetches_nothing_and_holds_every_device() -> None:
     row = replace(ON_CPU.rows[1], details=details("int8"))
-    merged = merge([replace(ON_CPU, rows=(ON_CPU.rows[0], row)), ON_L4])
+    seen = (Conditions(1, (0, 1), load_average=0.5), Conditions(1, (0, 1), load_average=0.7))
+    first = replace(ON_CPU, rows=(ON_CPU.rows[0], row), conditions=seen)
+    merged = merge([first, ON_L4])
     page = merged_to_html(merged)
     assert not re.search(r"<(script|link|iframe|img)|(src|href)=", page)
+    assert "clock not readable; load 0.70" in page
     for shown in ("NVIDIA L4</h2>", "A CPU @ 2.5 GHz, 4 cores</h2>", "single-stream", "412 MB",
                   merged.verdict().split(":")[0], "Accuracy against the source"):  # fmt: skip
         assert shown in page

@@ -171,6 +171,7 @@ def facts(device: DeviceReport) -> list[tuple[str, str]]:
         ("Python", machine.python),
         ("Packages", ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))),
     ]
+    found += [("Ran under", seen.in_words()) for seen in report.conditions[-1:]]
     return found + [("Note", note) for note in report.notes]
 
 
