@@ -32,6 +32,14 @@ REFUSALS = {
     "no path to predict with": (["predict", "", "a.png"], "is empty"),
     "missing image": (["predict", GRAPH, "none.png"], "none.png"),
     "missing engine to judge": (["evaluate", "none.engine"], "none.engine"),
+    "missing source to judge by": (
+        ["evaluate", GRAPH, "--data", "IMAGES", "--model", "none.safetensors"],
+        "none.safetensors",
+    ),
+    "missing answers to judge by": (
+        ["evaluate", GRAPH, "--data", "IMAGES", "--reference", "none.npz"],
+        "none.npz",
+    ),
     "missing graph to build": (["build-engine", "none.onnx", "--int8"], "none.onnx"),
     "unknown backend": (["build-engine", GRAPH, "--backend", "foo"], "foo"),
     "unknown target": (["build-engine", GRAPH, "--target", "sm999"], "sm999"),
@@ -81,6 +89,8 @@ def loaded_by(arguments: list[str], folder: Path) -> tuple[int, str, set[str]]:
 
 @pytest.mark.parametrize(("arguments", "said"), REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal_loads_no_library(arguments: list[str], said: str, tmp_path: Path) -> None:
+    images = str(assets.images_folder("evaluation"))
+    arguments = [images if each == "IMAGES" else each for each in arguments]
     code, errors, libraries = loaded_by(arguments, tmp_path)
     assert code == 2, errors
     assert said in errors

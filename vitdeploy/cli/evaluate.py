@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from vitdeploy.benchmarks.accuracy.judging import AnyComparison
     from vitdeploy.benchmarks.report.model import AccuracyForecast
     from vitdeploy.images import ImageSet
+    from vitdeploy.models.request import ModelRequest
     from vitdeploy.workspace import Workspace
 
 
@@ -102,13 +103,14 @@ def _measure(
     from vitdeploy.artifacts.files import to_json, write_text
 
     description = loaded.manifest.model
+    request = _request(place, options)
     images = _images(place, description, options)
     # What would be refused in the end is refused before minutes go into the source.
     written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
     api.load_engine(loaded, threads=options["threads"])
     images, left_out = _readable(images, options["skip_unreadable"], sink.note)
     api.require_unseen(loaded, images)
-    baseline = _baseline(description, images, place, options, sink)
+    baseline = _baseline(description, images, request, options, sink)
     forecast = _forecast_beside(loaded, images, sink.note)
     found = api.evaluate(
         loaded,
@@ -134,10 +136,11 @@ def _forecast(
     from vitdeploy.artifacts.onnx_model import read_onnx_model
 
     graph = read_onnx_model(path)
+    request = _request(place, options)
     images = _images(place, graph.description, options)
     written = beside(path, path.with_suffix(".forecast.json").name)
     images, _ = _readable(images, options["skip_unreadable"], sink.note)
-    baseline = _baseline(graph.description, images, place, options, sink)
+    baseline = _baseline(graph.description, images, request, options, sink)
     found = api.forecast(
         graph,
         baseline.logits,
@@ -169,10 +172,29 @@ def _images(place: Workspace, description: ModelDescription, options: dict[str, 
     return images
 
 
+def _request(place: Workspace, options: dict[str, Any]) -> ModelRequest | None:
+    """The source that PyTorch is to load; None where stored answers or a graph stand for it.
+
+    Looked at before images are read: what is not there is said at once.
+    """
+    from vitdeploy.artifacts.files import require_file
+    from vitdeploy.cli.options import MODEL_KEYS
+
+    if options["reference"] is not None:
+        require_file(options["reference"], what="reference file")
+        return None
+    model = {key: options[key] for key in MODEL_KEYS}
+    if str(model["model_name"]).endswith(".onnx"):
+        return None
+    if model["model_name"] is None:
+        model["task"] = None  # how to judge, not which model
+    return place.model_request(requested_model(None, model))
+
+
 def _baseline(
     description: ModelDescription,
     images: ImageSet,
-    place: Workspace,
+    request: ModelRequest | None,
     options: dict[str, Any],
     sink: Any,
 ) -> Baseline:
@@ -183,15 +205,13 @@ def _baseline(
     from vitdeploy.cli.options import MODEL_KEYS
 
     stored, threads = options["reference"], options["threads"]
-    model = {key: options[key] for key in MODEL_KEYS}
     if stored is not None:
         baseline = api.baseline_from_reference(references.load(stored), description, images)
-    elif str(model["model_name"]).endswith(".onnx"):
+    elif request is None:
+        model = {key: options[key] for key in MODEL_KEYS}
         baseline = _of_adopted_graph(description, images, model, threads, sink)
     else:
-        if model["model_name"] is None:
-            model["task"] = None  # how to judge, not which model
-        source = api.load_model(place.model_request(requested_model(None, model)))
+        source = api.load_model(request)
         api.require_same_source(source.description, description)
         source = replace(source, output=description.output)
         baseline = api.baseline_from_source(
