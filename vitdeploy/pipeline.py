@@ -18,6 +18,7 @@ from vitdeploy.backends.base import BuildOptions
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.positions import reported_positions
 from vitdeploy.benchmarks.speed.throughput import TimingConfig
 from vitdeploy.demo import assets
 from vitdeploy.errors import (
@@ -51,11 +52,15 @@ class EnginePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What engines are judged on. `source` None: speed is compared with the first engine."""
+    """What engines are judged on. `source` None: speed is compared with the first engine.
+
+    `checkpoint` is where the report finds the positions as they were trained.
+    """
 
     baseline: api.Baseline
     images: ImageSet
     source: SourceModel | None = None
+    checkpoint: Path | None = None
     max_drop_points: float = 0.5
     batch_sizes: Sequence[int] = (1, 8)
     timing: TimingConfig | None = None
@@ -103,6 +108,7 @@ def run(
             evaluations=evaluations,
             benchmark=benchmark,
             failed=failed,
+            positions=reported_positions(plans[0].graph.path, judgement.checkpoint, progress.note),
             notes=notes,
             created=now(),
         )
@@ -211,6 +217,7 @@ def demo(
         baseline=start.baseline,
         images=evaluation,
         source=start.source,
+        checkpoint=assets.CHECKPOINT,
         timing=TimingConfig(max_seconds=seconds, min_round_ms=80.0, accept_unstable=True),
     )
     return run(plans, judgement, folder, notes=notes, progress=progress)

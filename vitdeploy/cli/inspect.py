@@ -119,19 +119,14 @@ def _positions(
 def _before(
     graph: GraphFile, after: PositionGrid, place: Workspace, compare: Path | None
 ) -> tuple[PositionGrid | None, str]:
-    from vitdeploy.graph.inspection import compared_positions
+    from vitdeploy.graph.inspection import compared_positions, native_grid
 
     if compare is not None:
         return compared_positions(graph, after, compare), compare.name
-    native = graph.native_positions()
-    if native is not None:
-        return native, "the same graph at its source's size"
     checkpoint = None
     if graph.description is not None:
         checkpoint = place.checkpoint(graph.description.source)
-    if checkpoint is None:
-        return None, ""
-    return compared_positions(graph, after, checkpoint), checkpoint.name
+    return native_grid(graph, after, checkpoint)
 
 
 # --- what people read --------------------------------------------------------------------

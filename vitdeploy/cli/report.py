@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine, EngineManifest
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
     from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
+    from vitdeploy.benchmarks.report.positions import ReportedPositions
     from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 
@@ -102,6 +103,7 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
         forecasts=forecasts_beside(loaded, note),
         benchmark=_benchmark(loaded, note),
         scenarios=_scenarios(loaded, note),
+        positions=_positions(loaded, note),
         notes=note.left_out(),
         created=now(),
     )
@@ -113,6 +115,17 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
         click.echo(report.verdict())
         click.echo("written: " + ", ".join(str(path) for path in written.values()))
     return report
+
+
+def _positions(engines: list[Engine], note: Say) -> ReportedPositions | None:
+    """Of the engines' graph where it still lies beside their folder."""
+    from vitdeploy.benchmarks.report.positions import graph_of, reported_positions
+
+    model, folder = engines[0].manifest.model, engines[0].path.resolve().parent
+    graph = graph_of(model, (folder.parent, folder))
+    if graph is None:
+        return None
+    return reported_positions(graph, workspace(note).checkpoint(model.source), note)
 
 
 def _merge(paths: list[Path], output: Path, as_json: bool) -> None:

@@ -143,6 +143,21 @@ def compared_positions(graph: GraphFile, after: PositionGrid, other: Path) -> Po
     return found
 
 
+def native_grid(
+    graph: GraphFile, after: PositionGrid, checkpoint: Path | None
+) -> tuple[PositionGrid | None, str]:
+    """The grid that `after` was resampled from, and where it was found; None where nowhere is.
+
+    A dynamic graph holds it; of others it is in the checkpoint.
+    """
+    native = graph.native_positions()
+    if native is not None:
+        return native, "the same graph at its source's size"
+    if checkpoint is None:
+        return None, ""
+    return compared_positions(graph, after, checkpoint), checkpoint.name
+
+
 def inspection_of(
     graph: GraphFile, figures: PositionFigures | None = None, *, positions_problem: str = ""
 ) -> Inspection:

@@ -6,6 +6,7 @@ figure 7): for one token each, the cosine similarity with all others.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,20 @@ def draw(path: Path, after: PositionGrid, before: PositionGrid | None, *, title:
         raise InputError(
             f"{path} is no picture", hint=f"end its name in {', '.join(PICTURE_SUFFIXES)}"
         )
+    drawn = picture(after, before, title=title, suffix=path.suffix.lower())
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(drawn)
+
+
+def picture(
+    after: PositionGrid,
+    before: PositionGrid | None,
+    *,
+    title: str,
+    suffix: str = ".png",
+    dots_per_inch: int = 160,
+) -> bytes:
+    """What `draw` writes. Raises MissingDependencyError without matplotlib."""
     try:
         import matplotlib
     except ModuleNotFoundError as error:
@@ -123,9 +138,12 @@ def draw(path: Path, after: PositionGrid, before: PositionGrid | None, *, title:
         "svg.fonttype": "none",
         "text.parse_math": False,
     }
-    with matplotlib.rc_context(style), atomic_path(path) as temporary:
-        figure = _figure(after, before, title)
-        figure.savefig(temporary, dpi=160, metadata=_undated(path))
+    drawn = io.BytesIO()
+    with matplotlib.rc_context(style):
+        _figure(after, before, title).savefig(
+            drawn, format=suffix[1:], dpi=dots_per_inch, metadata=_undated(suffix)
+        )
+    return drawn.getvalue()
 
 
 def _figure(after: PositionGrid, before: PositionGrid | None, title: str) -> Figure:
@@ -187,10 +205,10 @@ def _spread(count: int, shown: int) -> list[int]:
     return [int((index + 0.5) * count / shown) for index in range(shown)]
 
 
-def _undated(path: Path) -> dict[str, None]:
+def _undated(suffix: str) -> dict[str, None]:
     """Metadata without which the same grids give the same bytes."""
     dates = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
-    return {dates[path.suffix.lower()]: None}
+    return {dates[suffix]: None}
 
 
 def _figures(grid: PositionGrid) -> GridFigures:

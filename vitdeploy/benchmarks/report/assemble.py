@@ -15,6 +15,7 @@ from vitdeploy.benchmarks.report.model import (
     ReportRow,
     SpeedDetails,
 )
+from vitdeploy.benchmarks.report.positions import ReportedPositions
 from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
 from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
 from vitdeploy.errors import InputError
@@ -34,6 +35,7 @@ class Evidence:
     benchmark: BenchmarkResult | None = None
     scenarios: Mapping[str, ScenarioResult] = field(default_factory=dict)
     failed: Sequence[ReportRow] = ()
+    positions: ReportedPositions | None = None
     notes: Sequence[str] = ()
     created: str = ""
     title: str = ""
@@ -73,6 +75,7 @@ def assemble(evidence: Evidence) -> Report:
         peak=benchmark.peak if benchmark else None,
         conditions=benchmark.conditions if benchmark else (),
         flips=next((result.flips for result in reversed(evaluations) if result.flips), ()),
+        positions=evidence.positions,
         notes=(*evidence.notes, *_unstable(benchmark)),
     )
 

@@ -174,6 +174,8 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
         more = len(report.unreadable) - 5
         rest = f" and {more} more" if more > 0 else ""
         facts.append(("Unreadable images, left out", f"{shown}{rest}"))
+    if report.positions is not None:
+        facts.append(("Position embeddings", report.positions.in_words()))
     if report.verification is not None:
         check = report.verification
         facts.append(

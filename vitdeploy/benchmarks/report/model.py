@@ -11,6 +11,7 @@ from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verif
 from vitdeploy.benchmarks.accuracy.comparison import Verdict
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
 from vitdeploy.benchmarks.report import wording
+from vitdeploy.benchmarks.report.positions import PNG, ReportedPositions
 from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
 from vitdeploy.benchmarks.speed.machine import Conditions, Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
@@ -22,7 +23,6 @@ from vitdeploy.environment import Environment
 from vitdeploy.errors import InputError
 
 SCHEMA_VERSION = 1
-_PNG = "data:image/png;base64,"
 
 Status = Literal["ok", "built", "failed"]
 """'built' was built but cannot run on the machine of the report."""
@@ -124,9 +124,9 @@ class Flip:
     engine_prediction: str
 
     def __post_init__(self) -> None:
-        if not self.thumbnail.startswith(_PNG):
+        if not self.thumbnail.startswith(PNG):
             raise InputError(
-                f"the thumbnail of {self.image} is not embedded", hint=f"begin it with {_PNG}"
+                f"the thumbnail of {self.image} is not embedded", hint=f"begin it with {PNG}"
             )
 
 
@@ -165,6 +165,7 @@ class Report:
     peak: MachinePeak | None = None
     conditions: tuple[Conditions, ...] = ()
     flips: tuple[Flip, ...] = ()
+    positions: ReportedPositions | None = None
     notes: tuple[str, ...] = ()
     score_name: str = "Top-1"
     images_digest: str = ""
