@@ -35,6 +35,7 @@ from vitdeploy.graph import files
 from vitdeploy.graph.unsigned import activations_made_unsigned
 from vitdeploy.progress import SILENT, Progress
 
+_OLDEST = (2025, 2)
 _INSTALL = "pip install 'vitdeploy[openvino]'"
 
 
@@ -246,4 +247,11 @@ def _runtime() -> Any:
         raise MissingDependencyError(
             f"OpenVINO is not usable here: {error}", hint=_INSTALL
         ) from error
+    release = tuple(int(part) for part in openvino.__version__.split(".")[:2])
+    if release < _OLDEST:
+        raise MissingDependencyError(
+            f"OpenVINO {'.'.join(map(str, release))} is too old: its INT8 engines answer one class "
+            "for every image (measured with 2024.6 and 2025.0)",
+            hint="pip install -U 'openvino>=2025.2'",
+        )
     return openvino

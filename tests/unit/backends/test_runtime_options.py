@@ -200,3 +200,13 @@ def test_options_of_another_runtime_are_refused(backend: str) -> None:
     with pytest.raises(InputError, match=f"{backend} has no --") as caught:
         api.check_options(registry.get(backend), FOREIGN[backend], "fp32")
     assert "--backend" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(("version", "usable"), [("2025.1.0-1", False), ("2025.2.0-1", True)])
+def test_an_openvino_whose_int8_collapses_is_refused(
+    version: str, usable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("openvino.__version__", version)
+    found = registry.get("openvino").probe()
+    assert found.available is usable
+    assert usable or "openvino>=2025.2" in str(found.reason)
