@@ -79,6 +79,6 @@ def build_engine(
     return backend.build(model, options, output, progress)
 
 
-def load_engine(engine: Engine, *, threads: int | None = None) -> Session:
-    """Load an engine on this machine. Raises EngineError where it does not belong here."""
-    return registry.get(engine.manifest.backend).load(engine, threads=threads)
+def load_engine(engine: Engine, *, threads: int | None = None, alone: bool = True) -> Session:
+    """Load an engine on this machine; see `Backend.load`."""
+    return registry.get(engine.manifest.backend).load(engine, threads=threads, alone=alone)

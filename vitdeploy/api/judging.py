@@ -135,7 +135,7 @@ def evaluate(
     kind = kind_of(model.source.task, model.output, asked=criterion.task)
     require_unseen(engine, images)
     logits = evaluation.logits_of(
-        load_engine(engine, threads=threads),
+        load_engine(engine, threads=threads, alone=False),
         images,
         model.source.preprocessing,
         model.resolution,

@@ -107,8 +107,11 @@ class Backend(Protocol):
         """
         ...
 
-    def load(self, engine: Engine, *, threads: int | None = None) -> Session:
-        """Load an engine. Raises EngineError where it does not belong to this machine."""
+    def load(self, engine: Engine, *, threads: int | None = None, alone: bool = True) -> Session:
+        """Load an engine. Raises EngineError where it does not belong to this machine.
+
+        Not `alone`, its threads leave the cores to others (decoders) while they wait.
+        """
         ...
 
 

@@ -61,7 +61,7 @@ class GraphSession:
     `description` says what the graph takes and which of its outputs `run`
     returns; without it, any images and the first. `tuning` names the device:
     what that cannot compute is computed on the CPU, and a session that could
-    not begin there is an EngineError.
+    not begin there is an EngineError. `spinning`: see `session_options`.
     """
 
     def __init__(
@@ -73,12 +73,13 @@ class GraphSession:
         name: str = "ONNX Runtime",
         description: ModelDescription | None = None,
         tuning: OnnxRuntimeOptions | None = None,
+        spinning: bool = False,
     ) -> None:
         tuning = tuning or OnnxRuntimeOptions()
         if not optimize:
             tuning = replace(tuning, graph_optimization="none")
         # ONNX Runtime keeps no reference: the values must live as long as the session.
-        self._session, self._weights = _opened(model, tuning, threads)
+        self._session, self._weights = _opened(model, tuning, threads, spinning=spinning)
         self._takes = None if description is None else image_input(description)
         self._answer = 0 if description is None else self._position(description.output_name)
         self.name = name
@@ -117,6 +118,8 @@ def _opened(
     tuning: OnnxRuntimeOptions,
     threads: int | None,
     save_optimized_to: Path | None = None,
+    *,
+    spinning: bool = False,
 ) -> tuple[Any, list[Any]]:
     """ONNX Runtime's own session, and the weights that it reads from memory.
 
@@ -125,7 +128,7 @@ def _opened(
     """
     runtime = _runtime()
     providers = require_provider(runtime, tuning.device)
-    options = session_options(runtime, tuning, threads)
+    options = session_options(runtime, tuning, threads, spinning=spinning)
     if save_optimized_to is not None:
         options.optimized_model_filepath = str(save_optimized_to)
     weights = []
@@ -228,7 +231,9 @@ class OnnxRuntimeBackend:
         )
         return write_cpu_engine(output, model, options, built)
 
-    def load(self, engine: Engine, *, threads: int | None = None) -> GraphSession:
+    def load(
+        self, engine: Engine, *, threads: int | None = None, alone: bool = True
+    ) -> GraphSession:
         manifest = engine.manifest
         tuning = _recorded(engine)
         require_same_machine(engine, _runtime().__version__, _device_name(tuning.device))
@@ -247,6 +252,7 @@ class OnnxRuntimeBackend:
                 name=_session_name(tuning.device, manifest.model.precision),
                 description=manifest.model,
                 tuning=tuning,
+                spinning=alone,
             )
         except EngineError as error:
             raise EngineError(str(error), hint="run `vitdeploy build-engine` again") from error

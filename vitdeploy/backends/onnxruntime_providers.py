@@ -33,7 +33,11 @@ _INSTALL_GPU = (
 )
 
 
-def session_options(runtime: Any, tuning: OnnxRuntimeOptions, threads: int | None) -> Any:
+def session_options(
+    runtime: Any, tuning: OnnxRuntimeOptions, threads: int | None, *, spinning: bool = False
+) -> Any:
+    """Options of a session. `spinning` threads wait awake: a little faster on a machine of their
+    own, much slower where others want its cores."""
     options = runtime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = threads or environment.available_cores()
@@ -43,6 +47,8 @@ def session_options(runtime: Any, tuning: OnnxRuntimeOptions, threads: int | Non
     if not environment.describe().has_int8_dot_product:
         # u8s8 products can saturate here; ONNX Runtime then keeps them exact.
         options.add_session_config_entry("session.x64quantprecision", "1")
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if tuning.affinity:
         options.add_session_config_entry("session.intra_op_thread_affinities", tuning.affinity)
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")

@@ -139,7 +139,9 @@ class OpenVinoBackend:
         )
         return write_cpu_engine(output, model, options, built)
 
-    def load(self, engine: Engine, *, threads: int | None = None) -> OpenVinoSession:
+    def load(
+        self, engine: Engine, *, threads: int | None = None, alone: bool = True
+    ) -> OpenVinoSession:
         core = _runtime().Core()
         manifest = engine.manifest
         asked = _recorded(engine)

@@ -211,7 +211,9 @@ def _from_files(
     from vitdeploy.benchmarks.speed.end_to_end import measure_end_to_end
 
     return tuple(
-        measure_end_to_end(engine, api.load_engine(engine, threads=threads), images, batch)
+        measure_end_to_end(
+            engine, api.load_engine(engine, threads=threads, alone=False), images, batch
+        )
         for engine in engines
     )
 

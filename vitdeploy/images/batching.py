@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +21,8 @@ from vitdeploy.preprocessing import Preprocessing, Size
 
 _AHEAD = 4
 """Batches being decoded or waiting; the caller holds one more."""
+
+_NICENESS = 10
 
 
 def batches(
@@ -50,7 +56,8 @@ def batches(
         except InputError as error:
             raise InputError(f"image {item.path}: {error}", hint=error.hint) from error
 
-    with ThreadPoolExecutor(max_workers=environment.available_cores()) as pool:
+    workers = environment.available_cores()
+    with ThreadPoolExecutor(workers, initializer=_give_way) as pool:
         pending: deque[tuple[NDArray, list[Future[None]]]] = deque()
         starts = iter(range(0, len(images), batch_size))
         try:
@@ -68,3 +75,14 @@ def batches(
                 yield batch
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _give_way() -> None:
+    """This thread works when no other does: where the system has threads with a priority (Linux).
+
+    A runtime's threads wait for one another at every operator; were one of
+    them stopped for a decoder, the others would stand still with it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

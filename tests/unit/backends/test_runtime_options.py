@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from vitdeploy import api, environment
@@ -14,6 +15,7 @@ from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import OnnxModel
 from vitdeploy.backends import openvino_, registry
 from vitdeploy.backends.base import BuildOptions
+from vitdeploy.backends.onnxruntime_providers import session_options
 from vitdeploy.backends.options import OnnxRuntimeOptions, OpenVinoOptions
 from vitdeploy.errors import EngineError, InputError, MissingDependencyError
 from vitdeploy.graph import files
@@ -210,3 +212,13 @@ def test_an_openvino_whose_int8_collapses_is_refused(
     found = registry.get("openvino").probe()
     assert found.available is usable
     assert usable or "openvino>=2025.2" in str(found.reason)
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_threads_spin_only_where_nothing_else_wants_the_cores(spinning: bool) -> None:
+    options = session_options(onnxruntime, OnnxRuntimeOptions(), None, spinning=spinning)
+    try:
+        entry = options.get_session_config_entry("session.intra_op.allow_spinning")
+    except RuntimeError:
+        entry = "not set"
+    assert entry == ("not set" if spinning else "0")

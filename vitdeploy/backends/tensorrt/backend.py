@@ -113,8 +113,8 @@ class TensorRTBackend:
         capability = self._capability() if is_for_it else None
         return Here(has_driver, capability, self.probe().version)
 
-    def load(self, engine: Engine, *, threads: int | None = None) -> Session:
-        """Load an engine onto the first GPU; `threads` has no meaning there.
+    def load(self, engine: Engine, *, threads: int | None = None, alone: bool = True) -> Session:
+        """Load an engine onto the first GPU; `threads` and `alone` have no meaning there.
 
         Raises EngineError where the manifest names another backend, version or
         GPU, MissingDependencyError without the vendor module or a driver.
