@@ -44,6 +44,8 @@ import numpy as np
 from vitdeploy.benchmarks.speed.loadgen import LoadGenDriver
 from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
 
+# Python leaves an interrupt ignored where a shell started it behind `&`.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 ONE = np.zeros((1, 3, 2, 2), np.float32)
 runs = []
 
