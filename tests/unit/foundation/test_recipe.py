@@ -146,6 +146,7 @@ def test_without_a_recipe_a_model_must_be_named(tmp_path: Path) -> None:
 
 def test_the_recipes_model_is_announced_and_its_paths_start_at_its_folder(tmp_path: Path) -> None:
     write(tmp_path, '[model]\nname = "vit_tiny_patch16_224"\ncheckpoint = "w.pth"')
+    (tmp_path / "w.pth").touch()
     said: list[str] = []
     request = open_workspace(tmp_path, said.append).model_request(None)
     assert request.checkpoint == tmp_path / "w.pth"
@@ -154,5 +155,6 @@ def test_the_recipes_model_is_announced_and_its_paths_start_at_its_folder(tmp_pa
 
 def test_a_described_checkpoint_in_the_recipe_starts_at_its_folder_too(tmp_path: Path) -> None:
     write(tmp_path, '[model]\nname = "mine.safetensors"')
+    (tmp_path / "mine.safetensors").touch()
     request = open_workspace(tmp_path, lambda line: None).model_request(None)
     assert Path(request.name) == tmp_path / "mine.safetensors"
