@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("engine", type=PATH, required=False)
+@click.argument("engines", metavar="[ENGINE]", type=PATH, nargs=-1)
 @click.option(
     "--data",
     type=PATH,
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 @model_options
 @threads_option
 @json_option
-def command(engine: Path | None, as_json: bool, **options: Any) -> None:
+def command(engines: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """Judge ENGINE (default: the newest) against its source on the same images.
 
     Classes by top-1, multi-label heads by mAP, features by cosine and nearest
@@ -85,6 +85,12 @@ def command(engine: Path | None, as_json: bool, **options: Any) -> None:
     """
     from vitdeploy.artifacts import reference as references
 
+    if len(engines) > 1:
+        raise click.UsageError(
+            f"one engine is judged at a time: {' and '.join(path.name for path in engines)} "
+            "each want a command, and `vitdeploy report` shows them side by side"
+        )
+    engine = engines[0] if engines else None
     sink = console.progress()
     place = workspace(sink.note)
     if options["save_reference"] is not None:

@@ -176,7 +176,8 @@ def _typed(
             "--fp16 is for GPUs, and --target is cpu", hint="leave --fp16 out, or name the GPU"
         )
     if {"int8", "fp8"} & {*asked}:
-        sink.note(f"quantized for {', '.join(target.name for target in targets)} (--target)")
+        names = ", ".join(target.name for target in targets)
+        sink.note(f"quantized for {names}; another device is named by --target (cpu, l4, ...)")
     if "fp8" in asked and not all(target.has_fp8 for target in targets):
         raise InputError(
             f"{options['target']} has no FP8", hint="use --int8, or --target jetson-thor"

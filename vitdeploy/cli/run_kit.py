@@ -74,7 +74,8 @@ def _require_engines(report: Report) -> None:
             f"{len(failed)} of {len(report.rows)} engines failed here: {'; '.join(failed)}"
             if failed
             else "no engine of this kit runs here",
-            hint="the report says why for each; `vitdeploy doctor` shows what is missing",
+            hint="the report says why for each: `vitdeploy doctor` shows what is missing, and "
+            "graphs of another device's precision want `vitdeploy package --target`",
         )
 
 

@@ -232,6 +232,9 @@ def test_verdict_without_enough_images_or_labels_or_engines() -> None:
         "No engine was compared with PyTorch eager FP32 (1 built here for other machines, "
         "1 failed): nothing is proven yet."
     )
+    waiting = replace(BUILT, targets=("cpu",), note="neither evaluated nor timed")
+    timed = replace(INT8, accuracy=None)
+    assert "(2 not evaluated yet)" in report(waiting, timed).verdict()
     unmeasured = replace(INT8, throughput=(), speedups=())
     assert report(unmeasured).verdict().endswith("the accuracy holds, the speed was not compared.")
 

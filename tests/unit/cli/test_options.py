@@ -6,7 +6,9 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
+from vitdeploy.cli import evaluate
 from vitdeploy.cli.options import (
     LARGEST_BATCH,
     LONGEST_SIDE,
@@ -88,3 +90,9 @@ def test_refused_in_one_short_line(kind: click.ParamType, text: str) -> None:
     # click's own types quote the whole value; a terminal wraps that, and ours stay short.
     own = type(kind).__module__.startswith("vitdeploy") and not isinstance(kind, Finite)
     assert not own or len(caught.value.message) < 200
+
+
+def test_several_engines_are_judged_one_at_a_time() -> None:
+    done = CliRunner().invoke(evaluate.command, ["a.engine", "b.engine"])
+    assert done.exit_code == 2
+    assert "one engine is judged at a time: a.engine and b.engine" in done.output

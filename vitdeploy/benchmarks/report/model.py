@@ -104,6 +104,14 @@ class ReportRow:
         return f"{wording.precision_title(self.precision)} on {wording.backend_title(self.backend)}"
 
     @property
+    def not_compared(self) -> str:
+        """Why, in a few words, a row that says nothing of accuracy does not."""
+        if self.status == "failed":
+            return "failed"
+        of_others = self.status == "built" and self.targets not in ((), ("cpu",))
+        return "built here for other machines" if of_others else "not evaluated yet"
+
+    @property
     def best_speedup(self) -> Speedup | None:
         """The batch size at which the lower end of the interval is highest."""
         return max(self.speedups, key=lambda value: value.low, default=None)
@@ -207,12 +215,8 @@ class Report:
         return [row for row in self.rows if row.status == "ok" and row.accuracy is not None]
 
     def _nothing_compared(self) -> str:
-        count = {s: sum(row.status == s for row in self.rows) for s in ("built", "failed")}
-        parts = []
-        if count["built"]:
-            parts.append(f"{count['built']} built here for other machines")
-        if count["failed"]:
-            parts.append(f"{count['failed']} failed")
+        kinds = [row.not_compared for row in self.rows]
+        parts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
         told = f" ({', '.join(parts)})" if parts else ""
         return f"No engine was compared with {self.source_label}{told}: nothing is proven yet."
 
