@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from vitdeploy.artifacts.engine import Engine, read_engine
 from vitdeploy.artifacts.files import reading
-from vitdeploy.artifacts.lookup import newest
-from vitdeploy.artifacts.onnx_model import OnnxModel, read_onnx_model
+from vitdeploy.artifacts.lookup import made_from
+from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel, read_onnx_model
 from vitdeploy.artifacts.source import SourceDescription, description_in
 from vitdeploy.calibration.image_set import (
     CalibrationSet,
@@ -23,6 +24,7 @@ from vitdeploy.calibration.image_set import (
 from vitdeploy.demo import assets
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet, LabelOrder, scan
+from vitdeploy.models.identity import seems_from
 from vitdeploy.models.preflight import require_present
 from vitdeploy.models.request import ModelRequest
 from vitdeploy.progress import Progress
@@ -291,38 +293,41 @@ class Workspace:
         return self.recipe.data.evaluation is not None and self._is_recipe_model(source)
 
     def _is_recipe_model(self, source: SourceDescription) -> bool:
-        name, digest = self._identity()
-        return source.weights_digest == digest if digest is not None else source.name == name
+        return self.recipe.model is not None and self._recognition()(source)
 
-    def _newest(self, kind: str, precision: str | None) -> Path | None:
-        name, digest = self._identity()
-        return newest(
-            self.output,
-            "engine" if kind == "engine" else "onnx",
-            name=None if self.recipe.model is None else name,
-            weights_digest=digest,
-            precision=precision,
-            left_out=self.announce,
-        )
+    def _newest(self, kind: Literal["onnx", "engine"], precision: str | None) -> Path | None:
+        recognised = self._recognition()
 
-    def _identity(self) -> tuple[str, str | None]:
-        """Name and, where a file says it without PyTorch, weights digest of the recipe's model."""
-        section = self.recipe.model
-        if section is None:
-            return "", None
-        description = self.description()
-        if description is not None:
-            return description.name, description.weights_digest
-        return section.name, None
+        def wanted(model: ModelDescription) -> bool:
+            return precision in (None, model.precision) and recognised(model.source)
+
+        found = made_from(self.output, kind, wanted, left_out=self.announce)
+        return next(iter(found), None)
+
+    def _recognition(self) -> Callable[[SourceDescription], bool]:
+        """What tells the recipe's model (every model, without one) by the description of it.
+
+        Weights do where a file says their digest without PyTorch, else names.
+        """
+        if self.recipe.model is None:
+            return lambda source: True
+        own = self.description()
+        if own is not None:
+            return lambda source: source.weights_digest == own.weights_digest
+        request = self._from_section()
+        return lambda source: seems_from(request, source)
 
     def _own_checkpoint(self) -> Path | None:
-        """The safetensors file that the recipe names as its model."""
+        """The safetensors file that the recipe names as its model, or as its weights."""
         section = self.recipe.model
         if section is None:
             return None
-        path = assets.CHECKPOINT if section.name == DEMO else self.folder / section.name
-        with reading(path, "checkpoint"):
-            return path if path.suffix == ".safetensors" and path.is_file() else None
+        for entry in (section.name, section.checkpoint):
+            path = assets.CHECKPOINT if entry == DEMO else self.folder / (entry or "")
+            with reading(path, "checkpoint"):
+                if path.suffix == ".safetensors" and path.is_file():
+                    return path
+        return None
 
 
 def open_workspace(folder: Path, announce: Callable[[str], None]) -> Workspace:

@@ -1,4 +1,4 @@
-"""Finding the newest artifact of a model in a folder."""
+"""Finding the artifacts of a model in a folder."""
 
 from __future__ import annotations
 
@@ -12,43 +12,17 @@ from vitdeploy.artifacts.onnx_model import ModelDescription, read_description, r
 from vitdeploy.errors import InputError
 
 
-def newest(
-    folder: Path,
-    kind: Literal["onnx", "engine"],
-    *,
-    name: str | None,
-    weights_digest: str | None = None,
-    precision: str | None = None,
-    left_out: Callable[[str], None] = lambda reason: None,
-) -> Path | None:
-    """The file written last of those that `made_from` finds; None where there is none."""
-    found = made_from(
-        folder,
-        kind,
-        name=name,
-        weights_digest=weights_digest,
-        precision=precision,
-        left_out=left_out,
-    )
-    with reading(folder, "folder"):
-        return max(found, key=lambda file: file.stat().st_mtime_ns, default=None)
-
-
 def made_from(
     folder: Path,
     kind: Literal["onnx", "engine"],
+    wanted: Callable[[ModelDescription], bool],
     *,
-    name: str | None,
-    weights_digest: str | None = None,
-    precision: str | None = None,
     left_out: Callable[[str], None] = lambda reason: None,
 ) -> list[Path]:
-    """The files made from this model, by name.
+    """The graphs or engines whose description is `wanted`, the one written last first.
 
-    Models are told apart by the digest of their weights where it is known,
-    else by name; without a name every model will do. A graph whose sidecar is
-    missing or damaged still says itself what it is. A file that nothing
-    describes is passed over, and `left_out` hears of it.
+    A graph whose sidecar is missing or damaged still says itself what it is. A
+    file that nothing describes is passed over, and `left_out` hears of it.
 
     Raises InputError for a folder that cannot be read.
     """
@@ -59,14 +33,10 @@ def made_from(
         except InputError as error:
             left_out(f"left out: {error}")
             continue
-        source = description.source
-        if weights_digest is not None:
-            same = source.weights_digest == weights_digest
-        else:
-            same = name in (None, source.name)
-        if same and precision in (None, description.precision):
+        if wanted(description):
             found.append(file)
-    return found
+    with reading(folder, "folder"):
+        return sorted(found, key=lambda file: file.stat().st_mtime_ns, reverse=True)
 
 
 def _files(folder: Path, suffix: str) -> list[Path]:

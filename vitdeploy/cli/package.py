@@ -145,7 +145,7 @@ def _not_packed(models: list[OnnxModel], place: Workspace) -> list[str]:
 
     digest = models[0].description.source.weights_digest
     packed = {model.path.name for model in models}
-    found = made_from(place.output, "onnx", name=None, weights_digest=digest)
+    found = made_from(place.output, "onnx", lambda graph: graph.source.weights_digest == digest)
     return [path.name for path in found if path.name not in packed]
 
 

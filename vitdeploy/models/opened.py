@@ -106,9 +106,13 @@ def open_folder(named: Named, request: ModelRequest) -> Opened:
                 f"{folder} holds no weights",
                 hint="copy the whole folder, or give --checkpoint FILE or --random-weights",
             )
-    if named.library == "timm" or (not named.library and is_timm(config)):
-        return _timm_folder(folder, config, weights, request)
-    return _transformers_folder(folder, config, weights, request)
+    is_of_timm = named.library == "timm" or (not named.library and is_timm(config))
+    open_as = _timm_folder if is_of_timm else _transformers_folder
+    opened = open_as(folder, config, weights, request)
+    # A folder of the hub's cache is called by its commit.
+    place = named.repository or folder.name
+    inside = weights is not None and weights.parent == folder
+    return replace(opened, origin=f"{place}/{opened.origin}") if inside else opened
 
 
 def _timm_folder(
@@ -134,7 +138,6 @@ def _timm_folder(
     origin = "random weights"
     if weights is not None:
         origin = load_checkpoint(module, weights, new_head=request.pretrained)
-        origin = f"{folder.name}/{origin}" if weights.parent == folder else origin
     names = _part(folder, {**saved, **config}, "label_names", list) or []
     labels = tuple(map(str, names)) if len(names) == kwargs.get("num_classes") else None
     return Opened(module, "timm", architecture, kwargs, origin, _channels(module, kwargs), labels)
@@ -181,8 +184,7 @@ def _transformers_folder(
             origin=str(weights),
             new_head=request.pretrained,
         )
-        inside = weights.parent == folder
-        origin = f"{folder.name}/{weights.name}" if inside else weights.name
+        origin = weights.name
     module.folder = folder
     notes = [f"its {entry!r}"] * bool(entry) + [recipe.note] * bool(recipe.note)
     origin = f"{origin} ({', '.join(notes)})" if notes else origin

@@ -1,17 +1,18 @@
-"""Engines on disk, and finding the newest artifact of a model."""
+"""Engines on disk, and finding the artifacts of a model."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from artifact_samples import built, saved_graph, small_graph
 
 from vitdeploy.artifacts.engine import beside, read_engine
-from vitdeploy.artifacts.lookup import newest
-from vitdeploy.artifacts.onnx_model import write_sidecar
+from vitdeploy.artifacts.lookup import made_from
+from vitdeploy.artifacts.onnx_model import ModelDescription, write_sidecar
 from vitdeploy.errors import EngineError, InputError, OutputError
 
 
@@ -92,25 +93,26 @@ class TestEngine:
             read_engine(engine.path)
 
 
+def named(name: str) -> Callable[[ModelDescription], bool]:
+    return lambda found: found.source.name == name
+
+
 class TestNewest:
-    def test_the_newest_of_this_model(self, tmp_path: Path) -> None:
+    def test_those_wanted_and_the_newest_first(self, tmp_path: Path) -> None:
         for age, stem in enumerate(("young", "old", "older")):
             model = saved_graph(tmp_path / f"{stem}.onnx")
             write_sidecar(model)
             os.utime(model.path, (1000 - age, 1000 - age))
-        assert newest(tmp_path, "onnx", name="tiny") == tmp_path / "young.onnx"
-        (tmp_path / "young.onnx").unlink()
-        assert newest(tmp_path, "onnx", name="tiny") == tmp_path / "old.onnx"
-        assert newest(tmp_path, "onnx", name="tiny", precision="fp16") is None
-        assert newest(tmp_path, "onnx", name="other") is None
-        assert newest(tmp_path, "engine", name="tiny") is None
-        assert newest(tmp_path / "none", "onnx", name="tiny") is None
+        found = made_from(tmp_path, "onnx", named("tiny"))
+        assert [path.stem for path in found] == ["young", "old", "older"]
+        assert made_from(tmp_path, "onnx", named("other")) == []
+        assert made_from(tmp_path, "engine", named("tiny")) == []
+        assert made_from(tmp_path / "none", "onnx", named("tiny")) == []
 
-    def test_weights_tell_models_apart_before_names(self, tmp_path: Path) -> None:
+    def test_an_engine_is_known_by_its_graph(self, tmp_path: Path) -> None:
         engine = built(tmp_path)
-        found = newest(tmp_path, "engine", name="renamed", weights_digest="w" * 64)
-        assert found == engine.path
-        assert newest(tmp_path, "engine", name="tiny", weights_digest="v" * 64) is None
+        assert made_from(tmp_path, "engine", named("tiny")) == [engine.path]
+        assert made_from(tmp_path, "engine", named("other")) == []
 
     @pytest.mark.parametrize(
         "text",
@@ -128,7 +130,7 @@ class TestNewest:
         write_sidecar(saved_graph(tmp_path / "good.onnx"))
         (tmp_path / "zz.json").write_text(text)
         (tmp_path / "zz.onnx").touch()
-        assert newest(tmp_path, "onnx", name="tiny") == tmp_path / "good.onnx"
+        assert made_from(tmp_path, "onnx", named("tiny")) == [tmp_path / "good.onnx"]
 
     @pytest.mark.parametrize("sidecar", [None, "", "{", '{"kind": "onnx"}'])
     def test_a_graph_without_a_whole_sidecar_says_itself_what_it_is(
@@ -140,8 +142,8 @@ class TestNewest:
             orphan.with_suffix(".json").write_text(sidecar)
         (tmp_path / ".tiny.0123.partial.onnx").write_bytes(orphan.read_bytes())
         said: list[str] = []
-        assert newest(tmp_path, "onnx", name="tiny", left_out=said.append) == orphan
-        assert newest(tmp_path, "onnx", name="other", left_out=said.append) is None
+        assert made_from(tmp_path, "onnx", named("tiny"), left_out=said.append) == [orphan]
+        assert made_from(tmp_path, "onnx", named("other"), left_out=said.append) == []
         assert said == []
 
     def test_what_nothing_describes_is_passed_over_aloud(self, tmp_path: Path) -> None:
@@ -151,8 +153,8 @@ class TestNewest:
         (tmp_path / "damaged.json").write_text("{")
         (tmp_path / "foreign.onnx").write_bytes(small_graph().SerializeToString())
         said: list[str] = []
-        assert newest(tmp_path, "engine", name="tiny", left_out=said.append) == engine.path
-        assert newest(tmp_path, "onnx", name="tiny", left_out=said.append) is None
+        for kind, path in (("engine", [engine.path]), ("onnx", [])):
+            assert made_from(tmp_path, kind, named("tiny"), left_out=said.append) == path
         assert [line.split("/")[-1].split(" ")[0] for line in said] == [
             "damaged.json",
             "lost.json",
@@ -167,6 +169,6 @@ class TestNewest:
         tmp_path.chmod(0)
         try:
             with pytest.raises(InputError, match="cannot be read: Permission denied"):
-                newest(tmp_path, "engine", name="tiny")
+                made_from(tmp_path, "engine", named("tiny"))
         finally:
             tmp_path.chmod(0o700)

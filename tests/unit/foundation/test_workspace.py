@@ -59,6 +59,33 @@ class TestNewest:
         assert place.graph(None) is None
         assert said == []
 
+    def test_a_recipes_checkpoint_is_known_under_another_name(
+        self, tmp_path: Path, graph: OnnxModel
+    ) -> None:
+        """`export --name flowers` of a file that does not describe itself."""
+        source = graph.description.source
+        made = replace(source, name="flowers", origin="flowers.pth (its 'model')")
+        write_sidecar(replace(graph, description=replace(graph.description, source=made)))
+        recipe = f'[model]\nname = "{source.architecture}"\ncheckpoint = "%s"\n'
+        for file, found in (("w/flowers.pth", True), ("w/roses.pth", False)):
+            (tmp_path / "vitdeploy.toml").write_text(recipe % file)
+            place, _ = opened(tmp_path)
+            assert (place.graph(None) is not None) == found
+            assert place.knows(made) is False  # no images to judge it on
+
+    def test_a_checkpoint_that_describes_itself_is_known_by_its_weights(
+        self, tmp_path: Path, graph: OnnxModel
+    ) -> None:
+        source = graph.description.source
+        (tmp_path / "mine.safetensors").write_bytes(assets.CHECKPOINT.read_bytes())
+        (tmp_path / "vitdeploy.toml").write_text(
+            f'[model]\nname = "{source.architecture}"\ncheckpoint = "mine.safetensors"\n'
+        )
+        assert opened(tmp_path)[0].graph(None) == graph
+        retrained = replace(source, weights_digest="0" * 64)
+        write_sidecar(replace(graph, description=replace(graph.description, source=retrained)))
+        assert opened(tmp_path)[0].graph(None) is None
+
     def test_what_nothing_describes_is_left_out_aloud(
         self, tmp_path: Path, graph: OnnxModel
     ) -> None:

@@ -77,7 +77,7 @@ def graph_of(model: ModelDescription, folders: Sequence[Path]) -> Path | None:
     """The graph file of a model at its resolution, the float32 one where there are several."""
     digest = model.source.weights_digest
     for folder in folders:
-        found = made_from(folder, "onnx", name=None, weights_digest=digest)
+        found = made_from(folder, "onnx", lambda graph: graph.source.weights_digest == digest)
         fitting = [path for path in found if _sizes(read_description(path)) == _sizes(model)]
         if fitting:
             return min(fitting, key=lambda path: read_description(path).precision != "fp32")
