@@ -47,6 +47,14 @@ def command(
     INT8 run on ONNX Runtime and, where installed, OpenVINO; TensorRT-RTX builds
     FP16 and INT8 engines for three GPU generations, even without a GPU.
     """
+    from vitdeploy.artifacts.files import require_writable
+    from vitdeploy.demo import assets
+    from vitdeploy.models.preflight import require_sizes
+    from vitdeploy.models.request import ModelRequest
+
+    require_sizes(ModelRequest(name=str(assets.CHECKPOINT)), [] if res is None else [res])
+    require_writable(output / "report.json")
+
     from vitdeploy import pipeline
     from vitdeploy.benchmarks.report import markdown
     from vitdeploy.benchmarks.report.write import write_report

@@ -100,6 +100,8 @@ def command(
     request = place.model_request(requested_model(model, options))
     images = None if data is None else place.calibration(data, None)
     requests = _expanded(request)
+    for one in requests:
+        _require_sizes(one, export_options)
     if name is not None and len(requests) > 1:
         raise click.UsageError(f"--name is for one model, and {request.name} names {len(requests)}")
     written = []
@@ -132,6 +134,15 @@ def _export_options(given: dict[str, Any]) -> Any:
         external_data=True if given.pop("external_data") else None,
         **({} if opset is None else {"opset": opset}),
     )
+
+
+def _require_sizes(request: ModelRequest, options: Any) -> None:
+    from vitdeploy.models.preflight import require_sizes
+
+    if options.dynamic_resolution is not None:
+        require_sizes(request, options.dynamic_resolution, option="--dynamic-res")
+    elif options.resolution is not None:
+        require_sizes(request, [options.resolution])
 
 
 def _expanded(request: ModelRequest) -> list[ModelRequest]:

@@ -71,6 +71,12 @@ class ResolutionSpan(click.ParamType):
         if len(ends) != 2:
             self.fail(f"{_short(value)} is not a range of resolutions; write 224:512", param, ctx)
         low, high = (Resolution().convert(end, param, ctx) for end in ends)
+        if not all(small < large for small, large in zip(low, high, strict=True)):
+            self.fail(
+                f"{_short(value)} is not a range of sizes; write the smaller first, as in 224:512",
+                param,
+                ctx,
+            )
         return low, high
 
 

@@ -200,10 +200,14 @@ def _starting_point(
     from dataclasses import replace
 
     from vitdeploy import api
+    from vitdeploy.models.preflight import require_sizes
 
     request = replace(request, num_classes=request.num_classes or len(labels), labels=labels)
     if options["res"] is not None:
         request = _sized(request, options["res"])
+        require_sizes(request, [options["res"]])
+    mixed = options["mixed_res"] or ()
+    require_sizes(request, [(side, side) for side in mixed], option="--mixed-res")
     source = api.starting_point(request, seed=options["seed"], threads=options["threads"])
     if options["res"] is not None:
         source.require_patch_multiple(source.resolution)

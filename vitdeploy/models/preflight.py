@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from vitdeploy.artifacts.files import reading, require_file
 from vitdeploy.models.names import understood
 from vitdeploy.models.request import ModelRequest
+from vitdeploy.models.size_step import require_multiple, step_told_by
+from vitdeploy.preprocessing import Size
 
 
 def require_present(request: ModelRequest) -> None:
@@ -27,3 +30,10 @@ def require_present(request: ModelRequest) -> None:
             require_file(request.checkpoint, what="checkpoint")
     if named.file is None:
         request.require_one_weight_source(own=named.folder is not None)
+
+
+def require_sizes(request: ModelRequest, sizes: Sequence[Size], *, option: str = "--res") -> None:
+    """Raise InputError where a name, a header or a config.json tells that patches do not tile."""
+    step = step_told_by(request) if sizes else None
+    for size in sizes:
+        require_multiple(size, step, Path(request.name).name, option=option)

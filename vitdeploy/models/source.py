@@ -12,9 +12,9 @@ from torch import nn
 
 from vitdeploy.artifacts.onnx_model import Output
 from vitdeploy.artifacts.source import SourceDescription
-from vitdeploy.errors import InputError
 from vitdeploy.models.library import Library, library
 from vitdeploy.models.plain_pooling import use_plain_pooling
+from vitdeploy.models.size_step import require_multiple
 from vitdeploy.preprocessing import Size
 
 
@@ -96,20 +96,8 @@ class SourceModel:
 
     def require_patch_multiple(self, resolution: Size, *, option: str = "--res") -> None:
         """Raise InputError, naming the nearest that is, unless patches tile `resolution`."""
-        patch = self.library.size_step(self.module)
-        if patch is None or all(
-            side > 0 and side % step == 0 for side, step in zip(resolution, patch, strict=True)
-        ):
-            return
-        near = "x".join(
-            str(max(step, round(side / step) * step))
-            for side, step in zip(resolution, patch, strict=True)
-        )
-        raise InputError(
-            f"resolution {resolution[0]}x{resolution[1]} is not a multiple of "
-            f"the patch size {patch[0]}x{patch[1]} of {self.description.name}",
-            hint=f"the nearest that is: {option} {near}",
-        )
+        step = self.library.size_step(self.module)
+        require_multiple(resolution, step, self.description.name, option=option)
 
 
 class _Probabilities(nn.Module):
