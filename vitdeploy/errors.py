@@ -8,9 +8,13 @@ from __future__ import annotations
 
 
 class VitDeployError(Exception):
-    """What went wrong and where; `hint` says how to mend it."""
+    """What went wrong and where; `hint` says how to mend it.
+
+    `label` stands before the message on a terminal: a verdict is no error.
+    """
 
     exit_code = 70
+    label = "error"
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -66,9 +70,11 @@ class GateFailedError(VitDeployError):
     """The work was done and its result is not good enough to ship."""
 
     exit_code = 10
+    label = "fail"
 
 
 class InconclusiveError(VitDeployError):
     """The evidence neither supports nor refutes the claim."""
 
     exit_code = 11
+    label = "inconclusive"

@@ -24,6 +24,7 @@ DEMO_TOML = '[model]\nname = "demo"\n[data]\ncalibration = "demo"\nevaluation = 
 TINY = ["--model", "vit_tiny_patch16_224", "--random-weights"]
 SMALL = '{"img_size": 32, "patch_size": 8, "embed_dim": 192, "depth": 2, "num_heads": 3}'
 KILL_AFTER_S = 300
+_LABELS = ("error: ", "fail: ", "inconclusive: ")
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class Outcome:
 
 
 def require_one_error(outcome: Outcome, code: int, said: str, hint: str = "") -> None:
+    label = {10: "fail: ", 11: "inconclusive: "}.get(code, "error: ")
     lines = outcome.errors.splitlines()
-    marked = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+    marked = [number for number, line in enumerate(lines) if line.startswith(_LABELS)]
     assert outcome.code == code, outcome.errors
     assert len(marked) == 1, outcome.errors
-    assert said in outcome.errors[outcome.errors.index("error: ") :]
+    assert lines[marked[0]].startswith(label), outcome.errors
+    assert said in outcome.errors[outcome.errors.index(label) :]
     hints = [line for line in lines[marked[0] :] if line.startswith(" hint: ")]
     assert len(hints) == 1, outcome.errors
     assert hint in hints[0]

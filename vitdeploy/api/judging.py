@@ -15,6 +15,7 @@ from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.source import Task
 from vitdeploy.artifacts.strict import printable
+from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.accuracy import evaluation
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 from vitdeploy.benchmarks.accuracy.judging import judge
@@ -123,9 +124,13 @@ def evaluate(
     criterion: Criterion | None = None,
     *,
     threads: int | None = None,
+    session: Session | None = None,
     progress: Progress = SILENT,
 ) -> EvaluationResult:
     """Judge an engine against the source on the same images.
+
+    `session` is the engine where it is loaded already (not `alone`), else it is loaded
+    for `threads`.
 
     Raises InputError where images were calibrated with, GateFailedError where
     the comparison is void (not finite, one class only).
@@ -135,7 +140,7 @@ def evaluate(
     kind = kind_of(model.source.task, model.output, asked=criterion.task)
     require_unseen(engine, images)
     logits = evaluation.logits_of(
-        load_engine(engine, threads=threads, alone=False),
+        session or load_engine(engine, threads=threads, alone=False),
         images,
         model.source.preprocessing,
         model.resolution,

@@ -118,7 +118,7 @@ def main() -> None:
     except click.ClickException as error:
         code = _say(error.format_message(), _usage_hint(error), InputError.exit_code)
     except VitDeployError as error:
-        code = _say(str(error), error.hint, error.exit_code)
+        code = _say(str(error), error.hint, error.exit_code, error.label)
     except Exception as error:  # noqa: BLE001 - shown whole, with the exit code that says so
         code = _unforeseen(error)
     sys.exit(code if isinstance(code, int) else 0)
@@ -160,8 +160,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return told or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
-def _say(message: str, hint: str | None, code: int) -> int:
-    click.echo(f"error: {message}", err=True)
+def _say(message: str, hint: str | None, code: int, label: str = "error") -> int:
+    click.echo(f"{label}: {message}", err=True)
     if hint:
         click.echo(f" hint: {hint}", err=True)
     return code

@@ -9,6 +9,7 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
+    MODEL_KEYS,
     PATH,
     SEED,
     Finite,
@@ -23,7 +24,6 @@ from vitdeploy.cli.options import (
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
     from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
-    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.images import ImageSet
 
@@ -64,19 +64,7 @@ _SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
 @threads_option
 @json_option
 def command(
-    engines: tuple[Path, ...],
-    batch: tuple[int, ...],
-    seconds: float,
-    accept_unstable: bool,
-    no_source: bool,
-    quick: bool,
-    scenarios: tuple[str, ...],
-    bound_ms: float,
-    seed: int,
-    data: Path | None,
-    threads: int | None,
-    as_json: bool,
-    **model: Any,
+    engines: tuple[Path, ...], scenarios: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Time ENGINES (default: the newest) interleaved with their source.
 
@@ -89,66 +77,74 @@ def command(
       vitdeploy benchmark int8.engine --scenario server --bound-ms 50
     """
     if scenarios:
-        from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
+        _run_scenarios(engines, scenarios, options, as_json)
+    else:
+        _time_in_turns(engines, options, as_json)
 
-        chosen = _SCENARIOS if "all" in scenarios else tuple(dict.fromkeys(scenarios))
-        asked = ScenarioConfig(
-            min_seconds=min(5.0, seconds),
-            max_seconds=seconds,
-            bound_ms=bound_ms,
-            seed=seed,
-            accept_unstable=accept_unstable,
-        )
-        _run_scenarios(engines, chosen, asked, threads, as_json)
-        return
-    import json
+
+def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
+    """Time engines interleaved with their source, and write 'benchmark.json' beside the first."""
     from dataclasses import replace
 
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.images import scan
+    from vitdeploy.benchmarks.speed.throughput import TimingConfig
 
     sink = console.progress()
     place = workspace(sink.note)
-    loaded = [place.engine(path) for path in engines or (None,)]
-    written = beside(loaded[0].path, FILE_NAME)
-    images = None if data is None else scan(data)  # what is not there is said before the work
+    engines = [place.engine(path) for path in paths or (None,)]
+    written = beside(engines[0].path, FILE_NAME)
+    images = _images(options, sink)
     source = None
-    if not no_source:
+    if not options["no_source"]:
+        model = {key: options[key] for key in MODEL_KEYS}
         source = api.load_model(place.model_request(requested_model(None, model)))
-        for engine in loaded:
+        for engine in engines:
             api.require_same_source(source.description, engine.manifest.model)
-
-    from vitdeploy.benchmarks.speed.throughput import TimingConfig
-
-    config = TimingConfig(max_seconds=seconds, accept_unstable=accept_unstable)
     result = api.benchmark(
-        loaded,
+        engines,
         source,
-        batch_sizes=batch,
-        config=config,
-        thorough=not quick,
-        threads=threads,
+        batch_sizes=options["batch"],
+        config=TimingConfig(
+            max_seconds=options["seconds"], accept_unstable=options["accept_unstable"]
+        ),
+        thorough=not options["quick"],
+        threads=options["threads"],
         progress=sink,
     )
-    result = replace(result, from_files=_from_files(loaded, images, max(batch), threads))
-    if as_json:
-        console.emit(True, json.loads(to_json(result)), "")
-    else:
-        header = (
-            "Engine",
-            "Batch",
-            "ms/image",
-            "p90 ms/image",
-            "images/s",
-            "Speed-up (95 % interval)",
-        )
-        console.table(header, [row for c in result.comparisons for row in _rows(c)])
-        for line in _lines(result):
-            click.echo(line)
+    if images is not None:
+        result = replace(result, from_files=_from_files(engines, images, options))
+    _show(result, as_json)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
+
+
+def _images(options: dict[str, Any], sink: Any) -> ImageSet | None:
+    """Those of --data; what would fail with them is said before minutes of timing."""
+    if options["data"] is None:
+        return None
+    from vitdeploy.benchmarks.speed.end_to_end import require_a_batch
+    from vitdeploy.images import require_readable, scan
+
+    images = scan(options["data"])
+    require_a_batch(images, max(options["batch"]))
+    require_readable(images, sink)
+    return images
+
+
+def _show(result: BenchmarkResult, as_json: bool) -> None:
+    if as_json:
+        import json
+
+        from vitdeploy.artifacts.files import to_json
+
+        console.emit(True, json.loads(to_json(result)), "")
+        return
+    header = ("Engine", "Batch", "ms/image", "p90 ms/image", "images/s", "Speed-up (95 % interval)")
+    console.table(header, [row for c in result.comparisons for row in _rows(c)])
+    for line in _lines(result):
+        click.echo(line)
 
 
 def _rows(comparison: Any) -> list[tuple[str, ...]]:
@@ -202,14 +198,13 @@ def _lines(result: BenchmarkResult) -> list[str]:
 
 
 def _from_files(
-    engines: list[Engine], images: ImageSet | None, batch: int, threads: int | None
+    engines: list[Engine], images: ImageSet, options: dict[str, Any]
 ) -> tuple[EndToEnd, ...]:
-    """The way from image files to answers of each engine; nothing without images."""
-    if images is None:
-        return ()
+    """The way from image files to answers of each engine."""
     from vitdeploy import api
     from vitdeploy.benchmarks.speed.end_to_end import measure_end_to_end
 
+    batch, threads = max(options["batch"]), options["threads"]
     return tuple(
         measure_end_to_end(
             engine, api.load_engine(engine, threads=threads, alone=False), images, batch
@@ -219,11 +214,7 @@ def _from_files(
 
 
 def _run_scenarios(
-    paths: tuple[Path, ...],
-    chosen: tuple[str, ...],
-    config: ScenarioConfig,
-    threads: int | None,
-    as_json: bool,
+    paths: tuple[Path, ...], asked: tuple[str, ...], options: dict[str, Any], as_json: bool
 ) -> None:
     """Run each engine as MLPerf does, and write '<engine>.scenarios.json' beside it."""
     from vitdeploy import api
@@ -231,7 +222,16 @@ def _run_scenarios(
     from vitdeploy.artifacts.files import plain, to_json, write_text
     from vitdeploy.benchmarks.speed.loadgen import best_driver
     from vitdeploy.benchmarks.speed.scenario_runs import run_scenarios
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
 
+    chosen = _SCENARIOS if "all" in asked else tuple(dict.fromkeys(asked))
+    config = ScenarioConfig(
+        min_seconds=min(5.0, options["seconds"]),
+        max_seconds=options["seconds"],
+        bound_ms=options["bound_ms"],
+        seed=options["seed"],
+        accept_unstable=options["accept_unstable"],
+    )
     sink = console.progress()
     place = workspace(sink.note)
     driver = best_driver()
@@ -239,7 +239,7 @@ def _run_scenarios(
     found = []
     for engine in [place.engine(path) for path in paths or (None,)]:
         written = beside(engine.path, engine.path.stem + SCENARIOS_SUFFIX)
-        session = api.load_engine(engine, threads=threads)
+        session = api.load_engine(engine, threads=options["threads"])
         result = run_scenarios(engine, session, chosen, config, driver, sink)
         write_text(written, to_json(result), remedy=COPY_FIRST)
         sink.note(f"written: {written}")

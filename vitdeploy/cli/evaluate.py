@@ -113,8 +113,8 @@ def _measure(
     images = _images(place, description, options)
     # What would be refused in the end is refused before minutes go into the source.
     written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
-    api.load_engine(loaded, threads=options["threads"])
-    images, left_out = _readable(images, options["skip_unreadable"], sink.note)
+    session = api.load_engine(loaded, threads=options["threads"], alone=False)
+    images, left_out = _readable(images, options["skip_unreadable"], sink)
     api.require_unseen(loaded, images)
     baseline = _baseline(description, images, request, options, sink)
     forecast = _forecast_beside(loaded, images, sink.note)
@@ -123,7 +123,7 @@ def _measure(
         baseline,
         images,
         api.Criterion(options["max_drop"], options["task"]),
-        threads=options["threads"],
+        session=session,
         progress=sink,
     )
     result = replace(found, unreadable=left_out, forecast=forecast)
@@ -145,7 +145,7 @@ def _forecast(
     request = _request(place, options)
     images = _images(place, graph.description, options)
     written = beside(path, path.with_suffix(".forecast.json").name)
-    images, _ = _readable(images, options["skip_unreadable"], sink.note)
+    images, _ = _readable(images, options["skip_unreadable"], sink)
     baseline = _baseline(graph.description, images, request, options, sink)
     found = api.forecast(
         graph,
@@ -261,17 +261,21 @@ def _forecast_beside(
     return None
 
 
-def _readable(images: Any, skip: bool, note: Callable[[str], None]) -> tuple[Any, tuple[str, ...]]:
-    """Without --skip-unreadable the evaluation itself stops at the first broken image."""
-    if not skip:
-        return images, ()
-    from vitdeploy.images import unreadable
+def _readable(images: ImageSet, skip: bool, sink: Any) -> tuple[ImageSet, tuple[str, ...]]:
+    """The images that can be read and the names of the others, if those may be left out.
 
-    broken = unreadable(images)
+    All are read once before anything runs: one broken image at the end would cost the whole run.
+    """
+    from vitdeploy.images import require_readable, unreadable
+
+    if not skip:
+        require_readable(images, sink)
+        return images, ()
+    broken = unreadable(images, sink)
     if not broken:
         return images, ()
     names = tuple(images.name(i) for i in broken)
-    note(f"left out, unreadable: {', '.join(names)}")
+    sink.note(f"left out, unreadable: {', '.join(names)}")
     kept = sorted(set(range(len(images))) - set(broken))
     return images.take(kept), names
 

@@ -5,6 +5,7 @@ from vitdeploy.images.decoding import (
     DECODING_ERRORS,
     decode,
     image_digest,
+    require_readable,
     unreadable,
     upright_rgb,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "image_digest",
     "image_files",
     "natural_key",
+    "require_readable",
     "scan",
     "unreadable",
     "upright_rgb",

@@ -47,6 +47,14 @@ class EndToEnd:
         )
 
 
+def require_a_batch(images: ImageSet, batch: int) -> None:
+    """Raise InputError for fewer images than one batch."""
+    if len(images) < batch:
+        raise InputError(
+            f"{len(images)} images do not fill a batch of {batch}", hint="give more images"
+        )
+
+
 def measure_end_to_end(
     engine: Engine,
     session: Session,
@@ -59,10 +67,7 @@ def measure_end_to_end(
 
     Raises InputError for fewer images than one batch, or one that cannot be read.
     """
-    if len(images) < batch:
-        raise InputError(
-            f"{len(images)} images do not fill a batch of {batch}", hint="give more images"
-        )
+    require_a_batch(images, batch)
     model = engine.manifest.model
     as_bytes = model.input_format == "uint8-nhwc"
     preprocessing, size = model.source.preprocessing, model.resolution
