@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
-from vitdeploy.artifacts.files import reading
+from vitdeploy.artifacts.files import reading, require_file
 from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
@@ -92,7 +92,7 @@ def images_named(places: Sequence[Path]) -> list[Path]:
         if is_folder and not below:
             raise InputError(f"{place} holds no images", hint="name image files, or their folder")
         if not is_folder and not is_file:
-            raise InputError(f"image {place} does not exist", hint="check the path")
+            require_file(place, what="image")
         found += below if is_folder else [place]
     if not found:
         raise InputError("no image was named", hint="name image files, or a folder of them")
@@ -137,7 +137,7 @@ def predict(
     if not answered:
         raise InputError(
             f"none of {len(images)} images can be read (first: {broken[0].reason})",
-            hint="name image files (JPEG, PNG, WebP, ...)",
+            hint="name files that hold an image: JPEG, PNG, WebP, BMP, TIFF or GIF",
         )
     label = f"{description.source.name} {description.precision}"
     return Predictions(label, session.name, kind, tuple(answered), tuple(broken))

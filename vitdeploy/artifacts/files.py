@@ -182,19 +182,24 @@ def require_file(path: Path, *, what: str) -> None:
             raise InputError(f"{what} {path} is a folder", hint="name the file inside it")
         if path.exists():
             raise InputError(f"{what} {path} is no regular file", hint="name a file on a disk")
-        near = _near_names(path)
-    hint = f"did you mean {', '.join(near)}?" if near else "check the path"
+        hint = near_path(path) or "check the path"
     raise InputError(f"{what} {path} does not exist", hint=hint)
 
 
-def _near_names(path: Path) -> list[str]:
-    """Files in the folder of `path` that it may have been meant to name."""
+def near_path(path: Path) -> str:
+    """'did you mean ...?' of what lies where `path` leads nowhere; empty where nothing is like it.
+
+    Raises OSError where the folder cannot be listed.
+    """
     if not path.parent.is_dir():
-        return []
+        return ""
     from difflib import get_close_matches
 
-    names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-    return get_close_matches(path.name, names, n=3, cutoff=0.5)
+    names = [entry.name for entry in path.parent.iterdir()]
+    near = [name for name in names if Path(name).stem == path.name]
+    near = near or get_close_matches(path.name, names, n=3, cutoff=0.5)
+    shown = ", ".join(str(path.parent / name) for name in near[:3])
+    return f"did you mean {shown}?" if near else ""
 
 
 def _as_output_error(error: OSError, destination: Path, remedy: str) -> OutputError:

@@ -39,13 +39,22 @@ def command(
 
     from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
-    from vitdeploy.artifacts.files import to_json
+    from vitdeploy.artifacts.files import require_file, to_json
     from vitdeploy.artifacts.onnx_model import read_onnx_model
+    from vitdeploy.errors import InputError
     from vitdeploy.prediction import images_named
 
     sink = console.progress()
+    require_file(model, what="engine or graph")
+    if model.suffix not in (".engine", ".onnx"):
+        raise InputError(
+            f"{model} is neither an engine nor a graph",
+            hint="vitdeploy predict MODEL IMAGES: first the .engine file that `vitdeploy "
+            "build-engine` wrote, or an .onnx graph",
+        )
+    named = images_named(images)
     loaded = read_onnx_model(model) if model.suffix == ".onnx" else read_engine(model)
-    found = api.predict(loaded, images_named(images), top=top, threads=threads, progress=sink)
+    found = api.predict(loaded, named, top=top, threads=threads, progress=sink)
     for left_out in found.unreadable:
         sink.note(f"left out: {left_out.reason}")
     console.emit(as_json, json.loads(to_json(found)), "\n".join(_lines(found)))

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from vitdeploy.artifacts.files import near_path, reading
 from vitdeploy.errors import InputError
 from vitdeploy.models.folders import is_model_folder
 from vitdeploy.models.library import LIBRARIES
 
 _WEIGHT_FILES = {".safetensors", ".pth", ".pt", ".bin", ".ckpt"}
+_OTHER_FILES = {".onnx", ".engine", ".safetensor", ".h5", ".keras", ".npz", ".pkl", ".zip", ".tar"}
+"""What ends a file's name, and no name of timm's, whose tags follow a dot."""
+
+_OF_HUB = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _TIMM_HUB = ("hf-hub:", "hf_hub:")
 _WILD = "*?["
 _FACTORIES = ("vit_pytorch:ViT", "vit_pytorch.simple_vit:SimpleViT")
@@ -62,12 +68,22 @@ def understood(name: str) -> Named:
     if path.is_file() and ("/" in name or path.suffix):
         raise InputError(
             f"{name} is a file, and no kind of checkpoint that is read",
-            hint=f"give a file ending in {', '.join(sorted(_WEIGHT_FILES))}",
+            hint="take a graph in with `vitdeploy adopt`"
+            if path.suffix == ".onnx"
+            else f"give a file ending in {', '.join(sorted(_WEIGHT_FILES))}",
         )
-    if "/" in name or "\\" in name:
-        hub = f"on the hub: transformers:{name} or hf_hub:{name}, with --pretrained"
-        raise InputError(f"{name} does not exist", hint=f"a folder must exist; {hub}")
+    if "/" in name or "\\" in name or path.suffix in _OTHER_FILES:
+        raise _no_such_file(name)
     return Named("timm", name)
+
+
+def _no_such_file(name: str) -> InputError:
+    path = Path(name)
+    with reading(path, "model"):
+        hint = near_path(path) or "check the path"
+        if not path.parent.is_dir() and _OF_HUB.fullmatch(name):
+            hint += f"; on the hub: transformers:{name} or hf_hub:{name}, with --pretrained"
+    return InputError(f"{name} does not exist: no such file or folder is there", hint=hint)
 
 
 def _in_library(library: str, rest: str) -> Named:
