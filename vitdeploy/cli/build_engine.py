@@ -177,6 +177,7 @@ def _gates(options: Any, place: Any, model: Any) -> Any:
     """What the graph must hold; looked into before anything is drawn or run."""
     from vitdeploy.calibration.quantize import Gates
     from vitdeploy.errors import InputError
+    from vitdeploy.images import require_readable
 
     if options["max_drop"] is None:
         return Gates(force=options["force"])
@@ -193,6 +194,7 @@ def _gates(options: Any, place: Any, model: Any) -> Any:
             "--max-drop needs images to see the drop on",
             hint="give --eval FOLDER: images that are not calibrated with",
         )
+    require_readable(images, console.progress())
     return Gates(max_drop_points=options["max_drop"], evaluation=images, force=options["force"])
 
 

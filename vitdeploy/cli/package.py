@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from vitdeploy.artifacts.reference import ReferenceOutputs
     from vitdeploy.artifacts.source import SourceDescription
     from vitdeploy.images import ImageSet
-    from vitdeploy.kit.packing import KitContent
     from vitdeploy.workspace import Workspace
 
 
@@ -93,9 +94,13 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     if not models:
         raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
 
-    from vitdeploy.kit.packing import pack, require_destination
+    from vitdeploy.kit.packing import KitContent, pack, require_destination, require_one_model
 
     require_destination(output)
+    require_one_model(models)
+    # What would be refused in the end is refused before graphs are quantized.
+    images = _images(models[0].description, place, options, sink)
+    source = _answers(models[0].description, images, place, options)
     models += _typed(models, place, options, sink)
     unnamed = [] if graphs else _not_packed(models, place)
     if unnamed:
@@ -103,7 +108,15 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
             f"not in the kit: {', '.join(unnamed)} (of graphs that are not named the newest is "
             "taken; name all that are to be packed)"
         )
-    kit = pack(_content(models, place, options, sink), output)
+    content = KitContent(
+        graphs=models,
+        reference=source(sink),
+        images=images,
+        max_drop_points=options["max_drop"],
+        wheels=options["wheels"],
+        constraints=options["constraints"],
+    )
+    kit = pack(content, output)
     size = output.stat().st_size if output.is_file() else _size(output)
     record = {
         "path": str(output),
@@ -118,25 +131,20 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     console.emit(as_json, {**record, "images": len(kit.images)}, text)
 
 
-def _content(
-    models: list[OnnxModel], place: Workspace, options: dict[str, Any], sink: Any
-) -> KitContent:
-    """The graphs with a subset of the images, and the source's answers on those."""
+def _images(
+    model: ModelDescription, place: Workspace, options: dict[str, Any], sink: Any
+) -> ImageSet:
+    """The subset of the evaluation images, each of which was read."""
     from vitdeploy.errors import InputError
-    from vitdeploy.kit.packing import KitContent, subset
+    from vitdeploy.images import require_readable
+    from vitdeploy.kit.packing import subset
 
-    images = place.evaluation(options["data"], _labels_apart(models[0].description))
+    images = place.evaluation(options["data"], _labels_apart(model))
     if images is None:
         raise InputError("no evaluation images were named", hint="give --data FOLDER")
     images = subset(images, options["count"], options["seed"])
-    return KitContent(
-        graphs=models,
-        reference=_reference(models[0], images, place, options, sink),
-        images=images,
-        max_drop_points=options["max_drop"],
-        wheels=options["wheels"],
-        constraints=options["constraints"],
-    )
+    require_readable(images, sink)
+    return images
 
 
 def _not_packed(models: list[OnnxModel], place: Workspace) -> list[str]:
@@ -208,39 +216,41 @@ def _typed(
 
 def _labels_apart(model: ModelDescription) -> SourceDescription:
     """The source; without its labels where nothing is judged by them, so any folder will do."""
-    from dataclasses import replace
-
     from vitdeploy.benchmarks.accuracy.kinds import kind_of
 
     judged = kind_of(model.source.task, model.output) in ("classes", "multilabel")
     return model.source if judged else replace(model.source, labels=())
 
 
-def _reference(
-    model: OnnxModel, images: ImageSet, place: Workspace, options: dict[str, Any], sink: Any
-) -> ReferenceOutputs:
-    """The source's answers: stored ones, or PyTorch's."""
-    from dataclasses import replace
+def _answers(
+    model: ModelDescription, images: ImageSet, place: Workspace, options: dict[str, Any]
+) -> Callable[[Any], ReferenceOutputs]:
+    """What gives the source's answers, stored ones or PyTorch's, once it is clear that it will.
 
+    Raises InputError where stored answers are not of this model and these
+    images, and where files of the source named are not there.
+    """
     from vitdeploy import api
     from vitdeploy.artifacts import reference as references
     from vitdeploy.benchmarks.accuracy.evaluation import reference_outputs
     from vitdeploy.cli.options import MODEL_KEYS
 
     if options["reference"] is not None:
-        return references.load(options["reference"])
-    asked = requested_model(None, {key: options[key] for key in MODEL_KEYS})
-    source = api.load_model(place.model_request(asked))
-    api.require_same_source(source.description, model.description)
-    source = replace(source, output=model.description.output)
-    baseline = api.baseline_from_source(
-        source,
-        model.description.resolution,
-        images,
-        threads=options["threads"],
-        progress=sink,
-    )
-    return reference_outputs(baseline.logits, images, model.description)
+        stored = references.load(options["reference"])
+        api.baseline_from_reference(stored, model, images)
+        return lambda sink: stored
+    request = place.model_request(requested_model(None, {key: options[key] for key in MODEL_KEYS}))
+
+    def computed(sink: Any) -> ReferenceOutputs:
+        source = api.load_model(request)
+        api.require_same_source(source.description, model)
+        source = replace(source, output=model.output)
+        baseline = api.baseline_from_source(
+            source, model.resolution, images, threads=options["threads"], progress=sink
+        )
+        return reference_outputs(baseline.logits, images, model)
+
+    return computed
 
 
 def _size(folder: Path) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from vitdeploy import __version__
 from vitdeploy.artifacts import reference as references
 from vitdeploy.artifacts.files import file_digest, require_writable, to_json, write_text
-from vitdeploy.artifacts.onnx_model import OnnxModel, external_locations, load_proto
+from vitdeploy.artifacts.onnx_model import OnnxModel, Output, external_locations, load_proto
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.errors import InputError
@@ -62,7 +62,9 @@ def pack(content: KitContent, destination: Path) -> Kit:
     Raises InputError where graphs are of different models, where the reference
     lacks an image or is of another model, and where `destination` exists.
     """
-    _require_one_model(content)
+    require_one_model(content.graphs)
+    content.reference.require_source(*_identity(content.graphs[0]))
+    content.reference.for_images([image_digest(item.path) for item in content.images.items])
     require_destination(destination)
     folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
     try:
@@ -79,17 +81,28 @@ def pack(content: KitContent, destination: Path) -> Kit:
     return kit
 
 
-def _require_one_model(content: KitContent) -> None:
-    if not content.graphs:
+def require_one_model(graphs: Sequence[OnnxModel]) -> None:
+    """Raise InputError unless there are graphs, each named once, of one model at one size."""
+    if not graphs:
         raise InputError("a kit needs a graph", hint="name the .onnx files that `export` wrote")
-    for graph in content.graphs:
-        model = graph.description
-        own = (model.source.weights_digest, model.source.preprocessing.digest)
-        content.reference.require_source(*own, model.resolution, model.output)
-    names = [graph.path.name for graph in content.graphs]
+    parts = ("weights", "preprocessing", "resolution", "output")
+    first = _identity(graphs[0])
+    for graph in graphs[1:]:
+        pairs = zip(parts, first, _identity(graph), strict=True)
+        different = [part for part, own, other in pairs if own != other]
+        if different:
+            raise InputError(
+                f"{graph.path.name} has other {' and '.join(different)} than {graphs[0].path.name}",
+                hint="pack a kit for each",
+            )
+    names = [graph.path.name for graph in graphs]
     if len(set(names)) < len(names):
         raise InputError("two graphs have the same name", hint="rename one of them")
-    content.reference.for_images([image_digest(item.path) for item in content.images.items])
+
+
+def _identity(graph: OnnxModel) -> tuple[str, str, tuple[int, int], Output]:
+    model, source = graph.description, graph.description.source
+    return source.weights_digest, source.preprocessing.digest, model.resolution, model.output
 
 
 def _fill(content: KitContent, folder: Path) -> Kit:
