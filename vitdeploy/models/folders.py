@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import InputError, MissingDependencyError, first_line
+from vitdeploy.models.hub import cache_where_out_of_reach
 
 _CONFIG = "config.json"
 _WANTED = ["config.json", "preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
@@ -32,12 +33,13 @@ def fetch(repository: str) -> Path:
         ) from error
     name, _, revision = repository.partition("@")
     try:
-        for patterns in (_WANTED, _PICKLED):
-            folder = Path(
-                snapshot_download(name, revision=revision or None, allow_patterns=patterns)
-            )
-            if any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
-                break
+        with cache_where_out_of_reach():
+            for patterns in (_WANTED, _PICKLED):
+                folder = Path(
+                    snapshot_download(name, revision=revision or None, allow_patterns=patterns)
+                )
+                if any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
+                    break
     except ValueError as error:
         raise InputError(
             f"{repository!r} is no name on the hub: {first_line(error)}",

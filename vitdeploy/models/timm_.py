@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,6 +12,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_data_config
 from torch import nn
 
 from vitdeploy.errors import InputError, MissingDependencyError, first_line
+from vitdeploy.models.hub import cache_where_out_of_reach
 from vitdeploy.models.timm_sizes import at_resolution, size_step, traceable
 from vitdeploy.preprocessing import Preprocessing, Size
 
@@ -30,7 +32,8 @@ def build(
     require_known(architecture)
     _require_arguments_of_models(architecture, model_kwargs)
     try:
-        module = timm.create_model(architecture, pretrained=pretrained, **model_kwargs)
+        with cache_where_out_of_reach() if pretrained else nullcontext():
+            module = timm.create_model(architecture, pretrained=pretrained, **model_kwargs)
         _remember_size(module, model_kwargs.get("img_size"))
     except OSError as error:
         raise MissingDependencyError(

@@ -1,0 +1,54 @@
+"""The Hugging Face hub: reached at once, or its cache alone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+_PATIENCE_SECONDS = 5.0
+
+
+@contextmanager
+def cache_where_out_of_reach() -> Iterator[None]:
+    """Where the hub does not answer, let huggingface_hub take what its cache holds, or say no.
+
+    It would try again for most of a minute for every file that is not cached.
+    """
+    from huggingface_hub import constants
+
+    offline = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = offline or not is_answered(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = offline
+
+
+def is_answered(url: str, patience_seconds: float = _PATIENCE_SECONDS) -> bool:
+    """Whether a connection to the server of `url` (or to the proxy before it) can be opened."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxies = getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    if proxy and not proxy_bypass(host):
+        parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        host = parts.hostname or ""
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    opened: list[bool] = []
+
+    def connect() -> None:
+        try:
+            socket.create_connection((host, port), patience_seconds).close()
+        except OSError:
+            return
+        opened.append(True)
+
+    # Looking a name up knows no time limit, so it is left behind.
+    attempt = Thread(target=connect, daemon=True)
+    attempt.start()
+    attempt.join(patience_seconds)
+    return bool(opened)
