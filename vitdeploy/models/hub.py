@@ -16,14 +16,22 @@ _PATIENCE_SECONDS = 5.0
 def cache_where_out_of_reach() -> Iterator[None]:
     """Where the hub does not answer, let huggingface_hub take what its cache holds, or say no.
 
-    It would try again for most of a minute for every file that is not cached.
+    By itself it tries again for most of a minute. Raises ConnectionError where
+    the cache does not do.
     """
     from huggingface_hub import constants
 
     offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline or not is_answered(constants.ENDPOINT)
+    is_cut_off = not offline and not is_answered(constants.ENDPOINT)
+    constants.HF_HUB_OFFLINE = offline or is_cut_off
     try:
         yield
+    except OSError as error:
+        if not is_cut_off:
+            raise
+        raise ConnectionError(
+            f"{constants.ENDPOINT} does not answer, and its cache here does not hold all of it"
+        ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
 

@@ -58,13 +58,17 @@ def transformers_repository(root: Path) -> str:
     return load_source(ModelRequest(name=str(repository))).description.weights_digest
 
 
+def hub_is_at(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    template = url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """Empty, in the place of huggingface.co; with an empty cache and working folder."""
     with serving(tmp_path / "hub") as running:
-        monkeypatch.setattr(constants, "ENDPOINT", running.url)
-        template = running.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        hub_is_at(running.url, monkeypatch)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -108,12 +112,12 @@ def test_a_hub_out_of_reach_is_not_tried_again_and_again(
     name: str, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        hub_is_at(f"http://127.0.0.1:{gone.getsockname()[1]}", monkeypatch)
     waits: list[float] = []
     monkeypatch.setattr(time, "sleep", waits.append)
     with pytest.raises(MissingDependencyError, match="cannot be fetched") as caught:
         load_source(ModelRequest(name=name, pretrained=True))
+    assert "does not answer, and its cache" in str(caught.value)
     assert "go online once" in str(caught.value.hint)
     assert waits == []
 
