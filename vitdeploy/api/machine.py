@@ -24,5 +24,5 @@ class Diagnosis:
 def doctor() -> Diagnosis:
     """Look at this machine; nothing is built or run."""
     here = environment.describe()
-    backends = {name: registry.get(name).probe() for name in registry.names()}
+    backends = {name: registry.probe(name) for name in registry.names()}
     return Diagnosis(here, accelerators.look(), backends, environment.conflicts(here.packages))

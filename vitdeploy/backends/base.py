@@ -84,7 +84,14 @@ class Session(Protocol):
 
 
 class Backend(Protocol):
-    """A runtime."""
+    """A runtime.
+
+    Other packages offer theirs by an entry point of the group
+    `vitdeploy.backends`: a class, or function, that is called without
+    arguments. Two parts are optional there: the `alone` of `load`, and
+    `check_options(options: BuildOptions, precision: str) -> None`, which raises
+    what `build` would, as far as that shows before a graph is quantized.
+    """
 
     @property
     def name(self) -> str: ...

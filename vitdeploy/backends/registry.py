@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from vitdeploy import environment
-from vitdeploy.backends.base import Backend
-from vitdeploy.errors import InputError, MissingDependencyError
+from vitdeploy.backends.base import Availability, Backend
+from vitdeploy.errors import InputError, MissingDependencyError, first_line
 from vitdeploy.target import Target
 
 ENTRY_POINT_GROUP = "vitdeploy.backends"
@@ -50,6 +51,7 @@ _BUILT_IN: dict[str, Callable[[], Backend]] = {
     "tensorrt": _tensorrt,
     "tensorrt-rtx": _tensorrt_rtx,
 }
+_ASKED_OF_ALL = ("probe", "build", "load")
 _ON_NVIDIA = ("tensorrt", "tensorrt-rtx", "onnxruntime-cuda")
 """In this order where a GPU is here and no other was named; ONNX Runtime builds for no other."""
 
@@ -60,13 +62,45 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Backend:
-    """The backend of this name. Raises InputError for an unknown one."""
+    """The backend of this name.
+
+    Raises InputError for an unknown one, MissingDependencyError where the
+    package that offers it is broken, or offers no `Backend`.
+    """
     if name in _BUILT_IN:
         return _BUILT_IN[name]()
     for entry in entry_points(group=ENTRY_POINT_GROUP):
         if entry.name == name:
-            return entry.load()()
+            return _of_package(entry)
     raise InputError(f"unknown backend {name!r}", hint=f"use auto, {', '.join(names())}")
+
+
+def probe(name: str) -> Availability:
+    """Whether the backend of this name is usable; one that cannot even be asked is not."""
+    try:
+        return get(name).probe()
+    except MissingDependencyError as error:
+        return Availability(False, reason=str(error))
+
+
+def _of_package(entry: EntryPoint) -> Backend:
+    problem = ""
+    backend: Any = None
+    try:
+        backend = entry.load()()
+    except (ImportError, AttributeError, TypeError) as error:
+        problem = f"cannot be loaded: {first_line(error)}"
+    else:
+        lacking = [part for part in _ASKED_OF_ALL if not callable(getattr(backend, part, None))]
+        if lacking:
+            problem = f"has no {', no '.join(lacking)}"
+    if problem:
+        package = "its package" if entry.dist is None else entry.dist.name
+        raise MissingDependencyError(
+            f"the backend {entry.name} of {package} {problem}",
+            hint=f"update or uninstall {package}",
+        )
+    return backend
 
 
 def choose(targets: Sequence[Target] | None) -> tuple[Backend, str]:

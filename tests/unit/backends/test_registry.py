@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from vitdeploy import environment
+from vitdeploy import api, environment
 from vitdeploy.backends import registry
-from vitdeploy.backends.base import Availability
+from vitdeploy.backends.base import Availability, BuildOptions
 from vitdeploy.errors import InputError, MissingDependencyError
 from vitdeploy.target import CPU, parse_targets
 
@@ -129,13 +132,68 @@ def test_the_cpu_of_this_machine_has_a_backend() -> None:
     assert registry.choose((CPU,))[0].name in ("openvino", "onnxruntime")
 
 
-def test_installed_packages_can_add_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Entry:
-        name = "made-up"
+class Foreign(Fake):
+    """A backend of another package, written before `alone` and `check_options`."""
 
-        def load(self) -> Any:
-            return lambda: Fake("made-up", HERE)
+    def __init__(self) -> None:
+        super().__init__("foreign", HERE)
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()])
-    assert registry.get("made-up").name == "made-up"
-    assert registry.names()[-1] == "made-up"
+    def build(self, *_: Any) -> Any: ...
+
+    def load(self, engine: Any, *, threads: int | None = None) -> Any:
+        return f"{engine.manifest.backend} on {threads} threads"
+
+
+class Aware(Foreign):
+    def load(self, engine: Any, *, threads: int | None = None, alone: bool = True) -> Any:
+        return f"alone: {alone}"
+
+
+def needs_what_is_not_here() -> Any:
+    import no_such_package  # pyright: ignore[reportMissingImports]  # noqa: F401
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """offered('Foreign') makes a package offer that of this file's as the backend 'foreign'."""
+
+    def offer(attribute: str) -> None:
+        monkeypatch.setitem(sys.modules, "offering", sys.modules[__name__])
+        entry = EntryPoint("foreign", f"offering:{attribute}", registry.ENTRY_POINT_GROUP)
+        monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+
+    return offer
+
+
+@pytest.mark.parametrize(
+    ("attribute", "answer"), [("Foreign", "foreign on 3 threads"), ("Aware", "alone: False")]
+)
+def test_a_backend_of_another_package_need_not_know_alone(
+    offered: Any, attribute: str, answer: str
+) -> None:
+    offered(attribute)
+    assert registry.get("foreign").name == "foreign" == registry.names()[-1]
+    engine: Any = SimpleNamespace(manifest=SimpleNamespace(backend="foreign"))
+    assert api.load_engine(engine, threads=3, alone=False) == answer
+    api.check_options(registry.get("foreign"), BuildOptions(), "fp32")
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [
+        ("nothing", "cannot be loaded: .*nothing"),
+        ("needs_what_is_not_here", "cannot be loaded: No module named 'no_such_package'"),
+        ("Fake", "cannot be loaded: .*arguments"),
+        ("SimpleNamespace", "has no probe, no build, no load"),
+    ],
+)
+def test_a_broken_package_is_named_and_does_not_stop_the_doctor(
+    offered: Any, attribute: str, said: str
+) -> None:
+    offered(attribute)
+    with pytest.raises(MissingDependencyError, match=f"the backend foreign of .*{said}") as caught:
+        registry.get("foreign")
+    assert "uninstall" in str(caught.value.hint)
+    found = api.doctor().backends["foreign"]
+    assert not found.available
+    assert found.reason == str(caught.value)
