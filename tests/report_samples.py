@@ -10,6 +10,7 @@ import numpy as np
 from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.naming import engine_name
 from vitdeploy.benchmarks.report.model import Report, ReportRow, SpeedDetails
 from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
 from vitdeploy.benchmarks.speed.machine import Energy
@@ -85,7 +86,7 @@ def report(
         ratio = ratio_interval(np.array(torch.samples_ms), np.array(measured.samples_ms))
         rows.append(
             ReportRow(
-                name=f"{backend} {precision}",
+                name=engine_name(backend, precision, targets),
                 backend=backend,
                 precision=precision,
                 status="ok",

@@ -16,6 +16,7 @@ from vitdeploy.artifacts.source import SourceDescription, description_in
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import BuildOptions
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+from vitdeploy.benchmarks.naming import engine_name
 from vitdeploy.benchmarks.report.assemble import Evidence, assemble
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.report.positions import reported_positions
@@ -309,12 +310,12 @@ def _runs_here(engine: Engine) -> bool:
 
 def _failed_row(plan: EnginePlan, error: VitDeployError) -> ReportRow:
     precision = plan.graph.description.precision
-    name = f"{plan.backend} {precision}" + (f" {plan.targets}" if plan.targets else "")
+    targets = tuple((plan.targets or "cpu").split(","))
     return ReportRow(
-        name=name,
+        name=engine_name(plan.backend, precision, targets),
         backend=plan.backend,
         precision=precision,
         status="failed",
         note=f"{error}; {error.hint}" if error.hint else str(error),
-        targets=tuple((plan.targets or "cpu").split(",")),
+        targets=targets,
     )

@@ -67,6 +67,8 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
         raise click.UsageError("--baseline is compared with one report, not with several")
     if len(reports) == 1 and baseline is None:
         raise click.UsageError("one report is nothing to merge: give more, or --baseline")
+    if baseline is not None:
+        _require_another(baseline, reports, output)
     for path in filter(None, (*files, baseline)):
         require_file(path, what="engine" if path.suffix == ".engine" else "report")
     if len(reports) > 1:
@@ -81,6 +83,20 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
         report = _of_engines(files, output, as_json and baseline is None, quiet=as_json)
     if before is not None:
         _compare(before, report, output, as_json)
+
+
+def _require_another(baseline: Path, reports: list[Path], output: Path) -> None:
+    """Refuse a baseline that is the report itself, or that the new report would take the place of.
+
+    A report is never worse than itself: such a gate would hold whatever happens.
+    """
+    place = baseline.resolve()
+    if place in (report.resolve() for report in reports):
+        raise click.UsageError(f"{baseline} is the report that it is compared with")
+    if not reports and place == (output / "report.json").resolve():
+        raise click.UsageError(
+            f"{baseline} would be overwritten by the new report: copy it, or give another --out"
+        )
 
 
 def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet: bool) -> Report:
@@ -135,7 +151,8 @@ def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
     from vitdeploy.benchmarks.report.write import write_merged
     from vitdeploy.pipeline import now
 
-    merged = merge([read_report(path) for path in paths], created=now())
+    reports = [read_report(path) for path in paths]
+    merged = merge(reports, created=now(), files=[str(path) for path in paths])
     written = write_merged(merged, output)
     if as_json:
         click.echo(written["json"].read_text(encoding="utf-8"))

@@ -81,11 +81,12 @@ def test_forecast_and_measurement_stand_side_by_side(
     digest = engine.manifest.engine_digest
     report = assemble(Evidence(engines=[engine], evaluations={digest: result}))
     text = to_markdown(report)
-    assert "Accuracy of onnxruntime fp32: agreement: 100.00%" in text
-    assert "Forecast for onnxruntime fp32: forecast: drop" in text
+    assert "| Figure | FP32 on ONNX Runtime |" in text
+    assert "| agreement | 100.00%" in text
+    assert "| forecast | drop" in text
     graph_digest = engine.manifest.model_digest
     elsewhere = Evidence(engines=[engine], evaluations={}, forecasts={graph_digest: forecast})
-    assert "forecast: drop" in to_markdown(assemble(elsewhere))
+    assert "| forecast | drop" in to_markdown(assemble(elsewhere))
 
 
 class TestStoredOutputs:

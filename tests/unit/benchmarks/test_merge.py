@@ -12,8 +12,14 @@ from report_samples import CPU, JETSON, L4, accuracy, details, report
 from vitdeploy.artifacts.files import from_json
 from vitdeploy.benchmarks.report.html import merged_to_html
 from vitdeploy.benchmarks.report.markdown import merged_to_markdown
-from vitdeploy.benchmarks.report.merge import MergedReport, device_names, merge, table_rows
-from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.report.merge import (
+    MergedReport,
+    device_names,
+    merge,
+    rows_of,
+    table_rows,
+)
+from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.report.write import write_merged
 from vitdeploy.benchmarks.speed.machine import Conditions
 from vitdeploy.errors import InputError
@@ -35,49 +41,112 @@ def test_devices_stand_side_by_side_each_named_for_what_it_is() -> None:
         "A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4", "Orin (nvgpu)",
     ]  # fmt: skip
     header, rows = table_rows(merged)
-    assert len(rows) == 3 + 2 + 2 + 1
-    found = [(r[0], r[1], r[2], r[-1]) for r in rows]
-    assert ("NVIDIA L4", "TensorRT", "int8-fp16", "fail") in found
-    assert ("Orin (nvgpu)", "TensorRT", "int8-fp16", "pass") in found
-    assert header[4] == "Top-1"
+    found = [(r[0], r[1], r[-1]) for r in rows]
+    assert found[3:] == [
+        ("NVIDIA L4", "PyTorch eager fp32", "the source"),
+        ("", "FP16 on TensorRT (sm89)", "pass"),
+        ("", "INT8 with FP16 on TensorRT (sm89)", "fail"),
+        ("Orin (nvgpu)", "PyTorch eager fp32", "the source"),
+        ("", "INT8 with FP16 on TensorRT (sm87)", "pass"),
+    ]
+    assert header[3] == "Top-1"
 
 
 def test_the_fastest_that_keeps_the_accuracy_is_named_not_the_fastest() -> None:
     verdict = merge([ON_CPU, ON_L4, ON_JETSON]).verdict()
-    assert verdict.startswith("Of those that keep the accuracy, FP16 on TensorRT on NVIDIA L4 is")
+    assert verdict.startswith(
+        "Of those that keep the accuracy, FP16 on TensorRT (sm89) is the fastest"
+    )
     speed = ON_L4.rows[0].throughput[0].images_per_second()
-    assert f"{speed:,.0f} images/s" in verdict
+    assert f"{speed:,.0f} images/s on NVIDIA L4" in verdict
     broken = report({"int8-fp32": (25, accuracy(900, 7))})
-    assert "On no device" in merge([broken, replace(broken, created="later")]).verdict()
+    assert "On no device" in merge([broken, replace(broken, environment=L4)]).verdict()
 
 
 def test_speedups_are_each_devices_own() -> None:
     _, rows = table_rows(merge([ON_CPU, ON_L4]))
-    by_engine = {(r[0], r[2]): r for r in rows if r[1] != "PyTorch eager fp32"}
+    by_engine = {row[1]: row for row in rows}
     on_cpu, on_gpu = (
-        float(by_engine[key][9].split("x")[0])
-        for key in (("A CPU @ 2.5 GHz, 4 cores", "int8-fp32"), ("NVIDIA L4", "fp16"))
+        float(by_engine[engine][8].split("x")[0])
+        for engine in ("INT8 on ONNX Runtime", "FP16 on TensorRT (sm89)")
     )
     assert on_cpu == pytest.approx(80 / 25, rel=0.03)
     assert on_gpu == pytest.approx(80 / 4, rel=0.03)
 
 
-def test_one_machine_twice_is_told_apart_by_what_differs_first() -> None:
-    other = report({"fp32": (60, None)}, backend="openvino")
-    names = device_names([ON_CPU, other])
-    assert names == [
-        "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime", "A CPU @ 2.5 GHz, 4 cores with OpenVINO",
-    ]  # fmt: skip
-    again = replace(ON_CPU, created="2026-09-09")
-    assert device_names([ON_CPU, again])[1] == "A CPU @ 2.5 GHz, 4 cores, 2026-09-09"
+def test_machines_alike_are_told_apart_by_what_differs_first() -> None:
     newer = replace(CPU, python="3.12.1", packages={"onnxruntime": "1.30"})
     elsewhere = replace(ON_CPU, environment=newer)
-    assert device_names([ON_CPU, elsewhere, other]) == [
-        "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime (onnxruntime 1.20, Python 3.11.2)",
-        "A CPU @ 2.5 GHz, 4 cores with ONNX Runtime (onnxruntime 1.30, Python 3.12.1)",
-        "A CPU @ 2.5 GHz, 4 cores with OpenVINO",
+    assert device_names([ON_CPU, elsewhere]) == [
+        "A CPU @ 2.5 GHz, 4 cores (onnxruntime 1.20, Python 3.11.2)",
+        "A CPU @ 2.5 GHz, 4 cores (onnxruntime 1.30, Python 3.12.1)",
     ]
+    roomier = replace(CPU, memory_bytes=2 * CPU.memory_bytes)
+    later = replace(ON_CPU, environment=roomier, created="2026-09-09T10:11:12+00:00")
+    assert device_names([ON_CPU, later])[1] == "A CPU @ 2.5 GHz, 4 cores, 2026-09-09 10:11 UTC"
     assert len(set(device_names([ON_CPU, ON_CPU, ON_CPU]))) == 3
+
+
+ON_OPENVINO = report(
+    {"fp32": (50, accuracy(0, 0)), "int8-fp32": (20, accuracy(9, 7))}, backend="openvino", seed=9,
+    created="2026-02-03T00:00:00+00:00",
+)  # fmt: skip
+
+
+class TestOneMachine:
+    """Reports of one machine under the same software are of one device."""
+
+    def test_is_one_device_with_the_engines_of_both(self) -> None:
+        merged = merge([ON_CPU, ON_L4, ON_OPENVINO])
+        assert [device.name for device in merged.devices] == [
+            "A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4",
+        ]  # fmt: skip
+        assert merged.heading().endswith("on 2 devices")
+        (rows, _) = (
+            [(cells[0], cells[5]) for _, cells in rows_of(device)] for device in merged.devices
+        )
+        assert [name for name, _ in rows] == [
+            "PyTorch eager fp32", "FP32 on ONNX Runtime", "INT8 on ONNX Runtime",
+            "PyTorch eager fp32", "FP32 on OpenVINO", "INT8 on OpenVINO",
+        ]  # fmt: skip
+        assert rows[0] != rows[3], "each run has its own source, against which its speed-ups are"
+        for page in (merged_to_markdown(merged), merged_to_html(merged)):
+            assert page.count("Run of 2026-01-02 03:04 UTC") >= 1
+            assert "Run of 2026-02-03 00:00 UTC" in page
+
+    def test_one_run_has_one_source(self) -> None:
+        """Two reports of one benchmark, an engine in each."""
+        halves = [replace(ON_CPU, rows=(row,)) for row in ON_CPU.rows]
+        (device,) = merge(halves).devices
+        assert [cells[0] for _, cells in rows_of(device)] == [
+            "PyTorch eager fp32", "FP32 on ONNX Runtime", "INT8 on ONNX Runtime",
+        ]  # fmt: skip
+
+    @pytest.mark.parametrize("again", [ON_CPU.rows[1:], ON_OPENVINO.rows + ON_CPU.rows[1:]])
+    def test_tells_of_an_engine_once(self, again: tuple[ReportRow, ...]) -> None:
+        later = replace(ON_CPU, rows=again, created="2026-09-09")
+        with pytest.raises(InputError, match=r"a\.json and c\.json both tell of INT8 on ONNX") as e:
+            merge([ON_CPU, ON_L4, later], files=["a.json", "b.json", "c.json"])
+        assert "--baseline" in str(e.value.hint)
+
+    def test_tells_builds_of_one_kind_apart(self) -> None:
+        builds = [
+            replace(
+                ON_CPU, created=f"2026-0{i}-01", rows=(replace(ON_CPU.rows[1], engine_digest=d),)
+            )
+            for i, d in ((1, "ab" * 32), (2, "cd" * 32))
+        ]
+        (device,) = merge(builds).devices
+        names = [row.name for row, _ in rows_of(device) if row is not None]
+        assert names == [
+            "INT8 on ONNX Runtime, engine abababab", "INT8 on ONNX Runtime, engine cdcdcdcd",
+        ]  # fmt: skip
+
+    def test_its_gpu_and_its_cpu_are_two_devices(self) -> None:
+        on_its_cpu = replace(ON_CPU, environment=L4)
+        assert [device.name for device in merge([ON_L4, on_its_cpu]).devices] == [
+            "NVIDIA L4", "Another CPU, 4 cores",
+        ]  # fmt: skip
 
 
 def changed_model(**changes: object) -> Report:
@@ -133,9 +202,7 @@ def test_one_report_is_nothing_to_merge() -> None:
 
 @pytest.mark.parametrize("twin", [ON_CPU, replace(ON_CPU)], ids=["file", "content"])
 def test_a_report_does_not_merge_with_itself(twin: Report) -> None:
-    with pytest.raises(
-        InputError, match=r"reports 1 and 3 are one and the same: vit_tiny"
-    ) as found:
+    with pytest.raises(InputError, match=r"report 1 and report 3 are the same: vit_tiny") as found:
         merge([ON_CPU, ON_L4, twin])
     assert found.value.hint == "give each report once"
 
@@ -156,7 +223,7 @@ def test_the_page_fetches_nothing_and_holds_every_device() -> None:
     first = replace(ON_CPU, rows=(ON_CPU.rows[0], row), conditions=seen)
     merged = merge([first, ON_L4])
     page = merged_to_html(merged)
-    assert not re.search(r"<(script|link|iframe|img)|(src|href)=", page)
+    assert not re.search(r"<(script|link|iframe|img)|(src|href)=\"(?!#)", page)
     assert "clock not readable; load 0.70" in page
     for shown in ("NVIDIA L4</h2>", "A CPU @ 2.5 GHz, 4 cores</h2>", "single-stream", "412 MB",
                   merged.verdict().split(":")[0], "Accuracy against the source"):  # fmt: skip

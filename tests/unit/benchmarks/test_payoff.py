@@ -66,7 +66,7 @@ class TestPayoff:
         assert payoff.ratio is not None
         assert payoff.ratio[0] == pytest.approx(1.5, rel=0.02)
         assert [precision for precision, _ in payoff.ms_per_image] == ["fp32", "fp16", "int8-fp16"]
-        assert payoff.in_words().startswith("tensorrt at batch 8: int8-fp16 paid, 1.")
+        assert payoff.in_words().startswith("TensorRT at batch 8: INT8 with FP16 paid, 1.")
 
     def test_slower_int8_did_not_pay_and_a_tie_is_no_answer(self) -> None:
         slow = payoffs(result({("openvino", "fp32"): 20, ("openvino", "int8-fp32"): 24}, {}))[0]
@@ -81,8 +81,8 @@ class TestPayoff:
             result({("openvino", "int8-fp32"): 5, ("onnxruntime", "fp32"): 20}, {"PyTorch": 30})
         )
         assert [payoff.paid for payoff in found] == [None, None]
-        assert "openvino at batch 8: no float engine" in found[0].in_words()
-        assert "onnxruntime at batch 8: no quantized engine" in found[1].in_words()
+        assert "OpenVINO at batch 8: no float engine" in found[0].in_words()
+        assert "ONNX Runtime at batch 8: no quantized engine" in found[1].in_words()
 
     def test_results_of_older_versions_have_no_answer(self) -> None:
         old = BenchmarkResult(
@@ -94,7 +94,7 @@ class TestPayoff:
 def test_a_report_says_it_in_a_sentence() -> None:
     found = report({"fp32": (60, None), "int8-fp32": (25, None)}, images_digest="")
     (sentence,) = payoff_sentences(found)
-    assert sentence.startswith("ONNX Runtime at batch 8: int8-fp32 paid, 2.")
+    assert sentence.startswith("ONNX Runtime at batch 8: INT8 paid, 2.")
     assert f"- {sentence}" in to_markdown(found).replace("\\", "")
     assert sentence in to_html(found)
     assert payoff_sentences(report({"fp32": (60, None)})) == []

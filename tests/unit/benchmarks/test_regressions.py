@@ -42,10 +42,10 @@ class TestSpeed:
 
     def test_a_slower_engine_is_one(self) -> None:
         found = regressions(BEFORE, again(int8_ms=27.5, busy=0.8))
-        assert worse(found) == [("onnxruntime int8-fp32", "speed at batch 8")]
+        assert worse(found) == [("INT8 on ONNX Runtime", "speed at batch 8")]
         (change,) = found.regressions()
         assert change.change == pytest.approx(25 / 27.5 - 1, abs=0.01)
-        with pytest.raises(GateFailedError, match="int8-fp32, speed at batch 8") as caught:
+        with pytest.raises(GateFailedError, match="Runtime, speed at batch 8") as caught:
             found.require_none()
         assert caught.value.exit_code == 10
         assert found.speed_basis == "the source in the same rounds"
@@ -84,7 +84,7 @@ class TestSpeed:
 class TestAccuracy:
     def test_a_loss_that_grew_is_a_regression(self) -> None:
         found = regressions(BEFORE, again(found=accuracy(120, 7)))
-        assert worse(found) == [("onnxruntime int8-fp32", "accuracy (drop)")]
+        assert worse(found) == [("INT8 on ONNX Runtime", "accuracy (drop)")]
 
     def test_a_few_images_are_not(self) -> None:
         assert worse(regressions(BEFORE, again(found=accuracy(13, 8)))) == []
@@ -107,16 +107,16 @@ class TestAccuracy:
 
     def test_what_is_not_evaluated_any_more_is_gone(self) -> None:
         found = regressions(BEFORE, again(found=None))
-        assert worse(found) == [("onnxruntime int8-fp32", "accuracy")]
+        assert worse(found) == [("INT8 on ONNX Runtime", "accuracy")]
 
 
 def test_an_engine_that_is_missing_or_failed_is_a_regression() -> None:
     fewer = report({"fp32": (60, accuracy(0, 0))}, seed=2)
-    assert worse(regressions(BEFORE, fewer)) == [("onnxruntime int8-fp32", "engine")]
+    assert worse(regressions(BEFORE, fewer)) == [("INT8 on ONNX Runtime", "engine")]
     later = again()
     failed = replace(later.rows[1], status="failed", note="refused", throughput=(), accuracy=None)
     found = regressions(BEFORE, replace(later, rows=(later.rows[0], failed)))
-    assert worse(found) == [("onnxruntime int8-fp32", "engine")]
+    assert worse(found) == [("INT8 on ONNX Runtime", "engine")]
     assert "failed: refused" in found.regressions()[0].in_words()
     assert worse(regressions(fewer, BEFORE)) == []
 
@@ -125,7 +125,7 @@ def test_a_larger_file_is_a_regression() -> None:
     later = again()
     larger = replace(later.rows[1], size_bytes=21_000_000)
     found = regressions(BEFORE, replace(later, rows=(later.rows[0], larger)))
-    assert worse(found) == [("onnxruntime int8-fp32", "size")]
+    assert worse(found) == [("INT8 on ONNX Runtime", "size")]
     assert found.regressions()[0].in_words().endswith("worse +5.00 % (+5.00 to +5.00)")
 
 

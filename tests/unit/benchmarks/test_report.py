@@ -67,14 +67,15 @@ def row(name: str, precision: str, ms: float, found: AccuracyComparison, **more)
     )  # fmt: skip
 
 
-INT8 = row("int8 on onnxruntime", "int8-fp32", 381, accuracy(12, 7))
-FP32 = row("fp32 on onnxruntime", "fp32", 700, accuracy(0, 0))
+INT8 = row("INT8 on ONNX Runtime", "int8-fp32", 381, accuracy(12, 7))
+FP32 = row("FP32 on ONNX Runtime", "fp32", 700, accuracy(0, 0))
 BUILT = ReportRow(
-    name="int8 on tensorrt-rtx", backend="tensorrt-rtx", precision="int8-fp16", status="built",
-    note="no NVIDIA GPU on this machine", size_bytes=45_000_000, targets=("sm86", "sm89"),
+    name="INT8 with FP16 on TensorRT-RTX (sm86, sm89)", backend="tensorrt-rtx",
+    precision="int8-fp16", status="built", note="no NVIDIA GPU on this machine",
+    size_bytes=45_000_000, targets=("sm86", "sm89"),
 )  # fmt: skip
 FAILED = ReportRow(
-    name="fp16 on openvino", backend="openvino", precision="fp16", status="failed",
+    name="FP16 on OpenVINO", backend="openvino", precision="fp16", status="failed",
     note="the runtime refused node /blocks.3/attn/MatMul",
 )  # fmt: skip
 
@@ -104,7 +105,7 @@ def report(*rows: ReportRow, name: str = "vit_base_patch16_224", **changes) -> R
         "quantization": plan,
         "source_throughput": (timing("PyTorch eager FP32", 800),),
         "flips": tuple(
-            Flip("int8 on onnxruntime", f"val/cat/{i}.png", thumbnail(), "cat", "cat", "dog")
+            Flip("INT8 on ONNX Runtime", f"val/cat/{i}.png", thumbnail(), "cat", "cat", "dog")
             for i in range(4)
         ),
         "environment": Environment(
@@ -172,18 +173,18 @@ def test_another_schema_version_is_refused(tmp_path: Path) -> None:
 
 def test_the_table_shows_every_row() -> None:
     header, rows = table_rows(FULL)
-    assert header[6:8] == ("ms/image at batch 8", "Speed-up (95 % interval) at batch 8")
+    assert header[5:7] == ("ms/image at batch 8", "Speed-up (95 % interval) at batch 8")
     assert all(len(cells) == len(header) for cells in rows)
     source, int8, _, built, failed = rows
     assert source[0] == "PyTorch eager FP32"
-    assert int8[2] == "86.6"
-    assert int8[5].startswith("+0.05 (<= 0.1")
-    assert int8[7] == "2.1x (2.0 to 2.2)"
-    assert int8[8] == "pass"
-    assert built[0] == "TensorRT-RTX (sm86, sm89)"
-    assert built[3:8] == ("–",) * 5  # noqa: RUF001
-    assert built[8] == "built: no NVIDIA GPU on this machine"
-    assert failed[8] == "failed: the runtime refused node /blocks.3/attn/MatMul"
+    assert int8[:2] == ("INT8 on ONNX Runtime", "86.6")
+    assert int8[4].startswith("+0.05 (<= 0.1")
+    assert int8[6] == "2.1x (2.0 to 2.2)"
+    assert int8[7] == "pass"
+    assert built[0] == "INT8 with FP16 on TensorRT-RTX (sm86, sm89)"
+    assert built[2:7] == ("–",) * 5  # noqa: RUF001
+    assert built[7] == "built: no NVIDIA GPU on this machine"
+    assert failed[7] == "failed: the runtime refused node /blocks.3/attn/MatMul"
 
 
 def test_markdown_holds_failed_and_built_rows_in_one_table() -> None:
@@ -208,7 +209,7 @@ def test_verdict_ships_what_is_faster_and_as_good() -> None:
 
 
 def test_verdict_says_when_int8_did_not_pay() -> None:
-    slow = row("int8", "int8-fp32", 900, accuracy(12, 7))
+    slow = row("INT8 on ONNX Runtime", "int8-fp32", 900, accuracy(12, 7))
     assert report(slow).verdict().startswith("INT8 on ONNX Runtime did not pay: ")
     both = report(slow, FP32).verdict()
     assert both.startswith("FP32 on ONNX Runtime is 1.1x (1.1 to 1.2) as fast")
@@ -269,7 +270,7 @@ def test_html_fetches_nothing_and_can_be_read_by_everyone() -> None:
     assert len(drawn) >= 2
     assert all(svg.get("role") == "img" and svg.get("aria-label") for svg in drawn)
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
-    assert page.text.index(FULL.verdict()) < page.text.index("Engines")
+    assert page.text.index(FULL.verdict()) < page.text.index("\nEngines\n")
 
 
 def test_html_is_the_same_each_time() -> None:

@@ -11,7 +11,8 @@ from report_samples import QUIET, accuracy, details, report, timing
 
 from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.backends import registry
-from vitdeploy.benchmarks.report import figures, wording
+from vitdeploy.benchmarks import naming
+from vitdeploy.benchmarks.report import figures
 from vitdeploy.benchmarks.report.html import to_html
 from vitdeploy.benchmarks.report.markdown import escape, table_rows, to_markdown
 from vitdeploy.benchmarks.report.model import Report, SpeedDetails
@@ -39,7 +40,7 @@ def text_of(page: str) -> str:
 SHOWN = {
     "single-stream": "10 ms (",
     "multi-stream": "400 of 8, by vitdeploy; timings did not settle",
-    "knee": "400 images/s at batch 4",
+    "knee": "has its knee at batch 4 (400 images/s): up to batch 16 larger ones gain less than 5 %",
     "sweep": "1: 100, 2: 200, 4: 400, 8: 400, 16: 400",
     "server": "70 queries/s",
     "rates": "50 (held), 100 (too many late), 70 (held)",
@@ -66,7 +67,8 @@ def test_every_figure_stands_in_every_face(what: str) -> None:
 
 
 def test_what_was_not_measured_has_no_table() -> None:
-    found = replace(_TIMED, rows=tuple(replace(row, throughput=()) for row in _TIMED.rows))
+    nothing = {"throughput": (), "accuracy": None}
+    found = replace(_TIMED, rows=tuple(replace(row, **nothing) for row in _TIMED.rows))
     assert figures.sections(found) == []
     only_memory = SpeedDetails(memory=details().memory)
     (section,) = figures.sections(
@@ -80,12 +82,12 @@ def test_did_int8_pay_puts_precisions_side_by_side() -> None:
     section = figures.payoff(FULL)
     assert section.header == ("Figure", "FP32", "INT8", "Paid")
     by_figure = {row[0].removeprefix("ONNX Runtime, "): row[1:] for row in section.rows}
-    assert by_figure["knee of the throughput"][:2] == (
+    assert by_figure["offline throughput"][:2] == (
         "200 images/s at batch 4", "400 images/s at batch 4",
     )  # fmt: skip
     assert by_figure["peak memory"][:2] == ("412 MB at batch 8",) * 2
     assert by_figure["ms/image at batch 8"][2].startswith("yes, 2.39x")
-    assert section.findings[0].startswith("ONNX Runtime at batch 8: int8-fp32 paid, 2.39x")
+    assert section.findings[0].startswith("ONNX Runtime at batch 8: INT8 paid, 2.39x")
 
 
 def test_a_slower_int8_is_said_not_to_pay() -> None:
@@ -113,7 +115,7 @@ def test_timings_that_did_not_settle_are_never_shipped() -> None:
     assert found.verdict().endswith("the speed is not known. Time it again.")
     assert found.tone() == "inconclusive"
     assert 'class="verdict inconclusive"' in to_html(found)
-    assert figures.payoff(found).findings[0].endswith("fp32. Timings did not settle.")
+    assert figures.payoff(found).findings[0].endswith("FP32. Timings did not settle.")
     slow = unsettled(report({"fp32": (25, accuracy(0, 0)), "int8-fp32": (60, accuracy(9, 7))}))
     assert "ship it" not in slow.verdict()
     assert "INT8 was not seen to pay" in slow.verdict()
@@ -126,12 +128,36 @@ def test_an_engine_that_lost_too_much_is_not_shipped_for_unsettled_timings() -> 
 
 
 def test_throughput_over_the_batch_is_drawn_once_it_is_known_at_two() -> None:
-    assert "Images/s over the batch size" in to_html(FULL)
     assert "Images/s over the batch size" not in to_html(_TIMED)
     more = timing("int8", 3, QUIET, 1, batch=1)
     row = replace(_TIMED.rows[1], throughput=(more, *_TIMED.rows[1].throughput))
-    (sweep,) = figures.sweeps(replace(_TIMED, rows=(row,)))
+    found = replace(_TIMED, rows=(row,))
+    (sweep,) = figures.timed_sweeps(found)
     assert [point[0] for point in sweep.points] == [1, 8]
+    assert places_of_sweeps(to_html(found)) == ["Latency and throughput"]
+
+
+def test_a_sweep_of_one_engine_after_another_is_not_drawn_among_the_same_rounds() -> None:
+    assert places_of_sweeps(to_html(FULL)) == ["Throughput over the batch"]
+    assert "in the same rounds" not in section_of(to_html(FULL), "Throughput over the batch")
+
+
+def sections_of(page: str) -> list[str]:
+    return page.split("<h2")[1:]
+
+
+def section_of(page: str, title: str) -> str:
+    (found,) = [each for each in sections_of(page) if f">{title}</h2>" in each]
+    return found
+
+
+def places_of_sweeps(page: str) -> list[str]:
+    """The headings of the sections that draw throughput over the batch size."""
+    return [
+        re.search(r">([^<]*)</h2>", each)[1]  # pyright: ignore[reportOptionalSubscript]
+        for each in sections_of(page)
+        if re.search(r'<svg [^>]*aria-label="Images a second over the batch', each)
+    ]
 
 
 def test_names_from_outside_are_escaped_in_tables() -> None:
@@ -151,7 +177,7 @@ def test_the_record_reads_back() -> None:
 
 
 def test_every_runtime_has_a_name_that_people_use() -> None:
-    titles = {name: wording.backend_title(name) for name in registry.names()}
+    titles = {name: naming.backend_title(name) for name in registry.names()}
     assert all(title != name for name, title in titles.items()), titles
     assert len(set(titles.values())) == len(titles)
-    assert wording.backend_title("anothers") == "anothers"
+    assert naming.backend_title("anothers") == "anothers"

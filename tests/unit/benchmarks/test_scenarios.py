@@ -132,6 +132,11 @@ class TestStreams:
             run_stream("single-stream", fixed(machine, 1), IMAGES[:2], QUICK, machine.driver())
 
 
+def swept(speeds: dict[int, float]) -> OfflineResult:
+    points = tuple(SweepPoint(batch, speed, speed, speed) for batch, speed in speeds.items())
+    return OfflineResult("a", "b", points, False)
+
+
 class TestOffline:
     def test_the_sweep_ends_where_nothing_is_gained_and_names_the_knee(self) -> None:
         machine = Machine()
@@ -139,22 +144,26 @@ class TestOffline:
         session = Served(machine, lambda images, _: max(1.0, images / 8))
         found = run_offline(session, IMAGES, QUICK, machine.driver())
         assert [point.batch for point in found.points] == [1, 2, 4, 8, 16, 32]
-        assert found.knee().batch == 8
-        assert found.knee().images_per_second == pytest.approx(8000)
+        assert found.enough().batch == 8
+        assert found.enough().images_per_second == pytest.approx(8000)
         assert not found.still_growing
-        assert found.in_words().startswith("served: the knee is at batch 8 (8e+03 images/s")
+        assert found.in_words() == (
+            "served: offline throughput has its knee at batch 8 (8,000 images/s): up to batch 32 "
+            "larger ones gain less than 5 %"
+        )
 
     def test_one_bad_size_does_not_end_it(self) -> None:
         machine = Machine()
         session = Served(machine, lambda images, _: 4.0 if images == 4 else max(1.0, images / 16))
         found = run_offline(session, IMAGES, QUICK, machine.driver())
-        assert found.knee().batch == 16
+        assert found.enough().batch == 16
 
     def test_what_still_grows_says_so(self) -> None:
         machine = Machine()
         found = run_offline(Served(machine, lambda *_: 1.0), IMAGES[:8], QUICK, machine.driver())
         assert found.still_growing
-        assert "larger batches were still faster" in found.in_words()
+        assert "still grows at batch 8 (8,000 images/s), the largest tried" in found.in_words()
+        assert "knee" not in found.in_words()
 
     def test_what_does_not_fit_into_the_time_is_not_begun(self) -> None:
         machine = Machine()
@@ -167,8 +176,36 @@ class TestOffline:
         assert "batch 16 did not fit into 10 s (--seconds)" in found.in_words()
 
     def test_the_knee_gives_up_five_percent(self) -> None:
-        points = tuple(SweepPoint(b, v, v, v) for b, v in ((1, 50.0), (2, 96.0), (4, 100.0)))
-        assert OfflineResult("a", "b", points, False).knee().batch == 2
+        found = swept({1: 50, 2: 96, 4: 100})
+        assert found.enough().batch == 2
+        assert found.course().startswith("has its knee at batch 2 (96 images/s)")
+
+    def test_a_throughput_that_falls_has_no_knee(self) -> None:
+        """Larger batches of small caches are slower: nothing grows up to some batch and stays."""
+        machine = Machine()
+        session = Served(machine, lambda images, _: 4.0 * images**1.2)
+        found = run_offline(session, IMAGES, QUICK, machine.driver())
+        assert [point.batch for point in found.points] == [1, 2, 4]
+        assert found.course() == (
+            "is highest at batch 1 (250 images/s) and falls beyond, to 189 images/s at batch 4"
+        )
+        assert "knee" not in found.in_words()
+
+    @pytest.mark.parametrize(
+        ("speeds", "told"),
+        [
+            ({1: 50, 2: 98, 4: 100, 8: 80}, "is highest at batch 4 (100 images/s, hardly more "
+             "than at batch 2) and falls beyond, to 80 images/s at batch 8"),
+            ({1: 50, 2: 100, 4: 70, 8: 97}, "is highest at batch 2 (100 images/s) and falls "
+             "beyond, to 70 images/s at batch 4"),
+            ({1: 50, 2: 100, 4: 96}, "has its knee at batch 2 (100 images/s): up to batch 4 "
+             "larger ones gain less than 5 %"),
+            ({1: 50}, "is highest at batch 1 (50 images/s), the only one tried"),
+            ({1: 50, 2: 20, 4: 90}, "is highest at batch 4 (90 images/s), the largest tried"),
+        ],
+    )  # fmt: skip
+    def test_the_words_are_of_what_happened(self, speeds: dict[int, float], told: str) -> None:
+        assert swept(speeds).course() == told
 
 
 class TestServer:

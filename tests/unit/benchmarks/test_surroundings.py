@@ -172,7 +172,7 @@ def test_scenarios_stay_within_the_batches_of_the_engine(engine: Engine) -> None
     assert max(largest) <= engine.manifest.batch[2] == 64
     assert [len(stream.latencies_ms) > 0 for stream in found.streams] == [True, True]
     assert found.offline is not None
-    assert found.offline.knee().batch == 1
+    assert found.offline.enough().batch == 1
     assert found.server is not None
     assert len(found.in_words()) == 4
     assert noise(engine, 2).shape == (2, 3, 192, 192)

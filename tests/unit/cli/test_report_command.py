@@ -34,21 +34,36 @@ def test_two_devices_become_one_comparison(tmp_path: Path) -> None:
     names = written(tmp_path, "cpu.json", BEFORE), written(tmp_path, "l4.json", on_gpu)
     found = run(*names, "-o", str(tmp_path / "out"))
     assert found.exit_code == 0, found.output
-    assert "FP16 on TensorRT on NVIDIA L4 is the fastest" in found.output
+    assert "FP16 on TensorRT (sm89) is the fastest" in found.output
     for name in ("merged.md", "merged.html"):
-        assert "at 224x224: 2 reports" in (tmp_path / "out" / name).read_text()
+        assert "at 224x224 on 2 devices" in (tmp_path / "out" / name).read_text()
     found = run(*names, "--json", "-o", str(tmp_path / "out"))
     devices = json.loads(found.stdout)["devices"]
     assert [device["name"] for device in devices] == ["A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4"]
 
 
+def test_one_machine_is_one_device(tmp_path: Path) -> None:
+    on_openvino = report({"int8-fp32": (20, FINE)}, backend="openvino", created="2026-05-06")
+    paths = written(tmp_path, "a.json", BEFORE), written(tmp_path, "b.json", on_openvino)
+    found = run(*paths, "--json", "-o", str(tmp_path / "out"))
+    (device,) = json.loads(found.stdout)["devices"]
+    engines = [row["name"] for each in device["reports"] for row in each["rows"]]
+    assert engines == ["INT8 on ONNX Runtime", "INT8 on OpenVINO"]
+    newer = written(tmp_path, "c.json", replace(BEFORE, created="2026-05-06"))
+    found = run(paths[0], newer, "-o", str(tmp_path / "none"))
+    assert isinstance(found.exception, InputError)
+    assert f"{paths[0]} and {newer} both tell of INT8 on ONNX Runtime" in str(found.exception)
+    assert not (tmp_path / "none").exists()
+
+
 def test_a_report_is_not_merged_with_itself(tmp_path: Path) -> None:
     path = written(tmp_path, "cpu.json", BEFORE)
     copy = written(tmp_path, "copy.json", BEFORE)
-    for pair in ((path, path), (path, copy)):
-        found = run(*pair, "-o", str(tmp_path / "out"))
+    told = {path: f"{path} is given twice", copy: f"{path} and {copy} are the same"}
+    for other, said in told.items():
+        found = run(path, other, "-o", str(tmp_path / "out"))
         assert isinstance(found.exception, InputError)
-        assert "reports 1 and 2 are one and the same" in str(found.exception)
+        assert said in str(found.exception)
     assert not (tmp_path / "out").exists()
 
 
@@ -65,7 +80,7 @@ def test_a_regression_is_listed_and_fails(tmp_path: Path) -> None:
     found = run(new, "--baseline", old, "-o", str(tmp_path))
     assert isinstance(found.exception, GateFailedError)
     assert found.exception.exit_code == 10
-    assert "onnxruntime int8-fp32, speed at batch 8:" in found.output
+    assert "INT8 on ONNX Runtime, speed at batch 8:" in found.output
     assert "worse" in found.output
     kept = json.loads((tmp_path / "regressions.json").read_text())
     assert kept["changes"][0]["judgement"] == "worse"
@@ -85,6 +100,9 @@ def test_nothing_worse_passes(tmp_path: Path) -> None:
         (["a.json", "b.engine"], "not both"),
         (["a.json"], "one report is nothing to merge"),
         (["a.json", "b.json", "--baseline", "c.json"], "with one report"),
+        (["a.json", "--baseline", "./a.json"], "is the report that it is compared with"),
+        (["a.engine", "--baseline", "x/../out/report.json", "-o", "out"], "would be overwritten"),
+        (["--baseline", "report/report.json"], "would be overwritten by the new report"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments: list[str], why: str) -> None:

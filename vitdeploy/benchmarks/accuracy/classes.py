@@ -129,8 +129,8 @@ class AccuracyComparison(Comparison):
         found = [
             (
                 "agreement",
-                f"{self.agreement:.2%} (95 % interval {low:.2%} to {high:.2%}); the source's "
-                f"answers carry {self.source_entropy_bits:.2f} bits",
+                f"{self.agreement:.2%} (95 % interval {low:.2%} to {high:.2%}); entropy of "
+                f"the source's answers {self.source_entropy_bits:.2f} bits",
             )
         ]
         if self.labelled and self.drop_points is not None and self.mcnemar_p is not None:

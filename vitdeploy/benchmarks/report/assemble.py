@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, replace
 from vitdeploy import environment
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.onnx_model import ModelDescription
+from vitdeploy.artifacts.strict import printable
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+from vitdeploy.benchmarks.naming import engine_names
 from vitdeploy.benchmarks.report.model import (
     AccuracyForecast,
+    Flip,
     Report,
     ReportRow,
     SpeedDetails,
@@ -51,6 +54,8 @@ def assemble(evidence: Evidence) -> Report:
     benchmark = evidence.benchmark
     label = benchmark.source_label if benchmark else "nothing"
     height, width = model.resolution
+    names = engine_names(evidence.engines)
+    rows = [_row(*each, evidence) for each in zip(names, evidence.engines, strict=True)]
     return Report(
         title=evidence.title or f"{model.source.name} at {height}x{width}",
         created=evidence.created,
@@ -63,7 +68,7 @@ def assemble(evidence: Evidence) -> Report:
         evaluation_images=first.comparison.images if first else 0,
         evaluation_root=first.images_root if first else "",
         images_digest=first.images_digest if first else "",
-        rows=(*_rows(evidence), *evidence.failed),
+        rows=(*rows, *evidence.failed),
         environment=environment.describe(),
         unreadable=first.unreadable if first else (),
         verification=model.verification,
@@ -74,40 +79,32 @@ def assemble(evidence: Evidence) -> Report:
         source_forms=benchmark.form_measurements() if benchmark else (),
         peak=benchmark.peak if benchmark else None,
         conditions=benchmark.conditions if benchmark else (),
-        flips=next((result.flips for result in reversed(evaluations) if result.flips), ()),
+        flips=_flips(rows, evidence),
         positions=evidence.positions,
         notes=(*evidence.notes, *_unstable(benchmark)),
     )
 
 
-def row_name(engine: Engine) -> str:
-    """'openvino int8-fp32' or 'tensorrt-rtx fp16 sm86,sm89'; unique within a report."""
-    manifest = engine.manifest
-    name = f"{manifest.backend} {manifest.model.precision}"
-    return name if manifest.targets == ("cpu",) else f"{name} {','.join(manifest.targets)}"
-
-
-def _rows(evidence: Evidence) -> list[ReportRow]:
-    """A row an engine; engines that would share a name are told apart by their digests."""
-    names = [row_name(engine) for engine in evidence.engines]
-    rows = [_row(engine, evidence) for engine in evidence.engines]
-    return [
-        row
-        if names.count(row.name) == 1
-        else replace(row, name=f"{row.name} {row.engine_digest[:8]}")
+def _flips(rows: Sequence[ReportRow], evidence: Evidence) -> tuple[Flip, ...]:
+    """Those of every engine, under the names that the report gives to engines."""
+    return tuple(
+        replace(flip, engine=row.name)
         for row in rows
-    ]
+        if row.engine_digest in evidence.evaluations
+        for flip in evidence.evaluations[row.engine_digest].flips
+    )
 
 
-def _row(engine: Engine, evidence: Evidence) -> ReportRow:
+def _row(name: str, engine: Engine, evidence: Evidence) -> ReportRow:
     manifest = engine.manifest
     digest = manifest.engine_digest
     row = ReportRow(
-        name=row_name(engine),
+        name=name,
         backend=manifest.backend,
         precision=manifest.model.precision,
         status="built",
         note="" if manifest.backend.startswith("tensorrt") else "neither evaluated nor timed",
+        file=printable(engine.path.name),
         size_bytes=engine.size_bytes,
         targets=manifest.targets,
         graph_digest=manifest.model_digest,

@@ -69,20 +69,21 @@ def interval_bars(report: Report) -> list[IntervalBar]:
     ]
 
 
-def latency_svg(measurements: Sequence[Measurement]) -> str | None:
+def latency_svg(named: Sequence[tuple[str, Measurement]]) -> str | None:
     """The raw samples of one batch size, a strip each, the median marked; ms per image.
 
     Answers an SVG element without prolog, dates and links; None where
     matplotlib is not installed. The same samples give the same text.
     """
-    height = 0.9 + 0.42 * len(measurements)
+    names, measurements = [name for name, _ in named], [measured for _, measured in named]
+    height = 0.9 + 0.42 * len(named)
 
     def draw(axes: Any) -> None:
         for position, measured in enumerate(measurements):
             times = [sample / measured.batch for sample in measured.samples_ms]
             axes.plot(times, [position] * len(times), "o", color=_MARKS, alpha=0.35, ms=6, mew=0)
             axes.plot([measured.ms_per_image()], [position], "|", color=_INK, ms=18, mew=2)
-        axes.set_yticks(range(len(measurements)), [shortened(m.name) for m in measurements])
+        axes.set_yticks(range(len(measurements)), [shortened(name) for name in names])
         axes.set_ylim(len(measurements) - 0.5, -0.5)
         slowest = max(max(m.samples_ms) / m.batch for m in measurements)
         axes.set_xlim(0, 1.05 * slowest)

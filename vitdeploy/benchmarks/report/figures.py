@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from vitdeploy.benchmarks.naming import backend_title, precision_title
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.charts import Sweep
 from vitdeploy.benchmarks.report.model import Report, ReportRow, SpeedDetails
@@ -16,6 +17,8 @@ from vitdeploy.benchmarks.speed.roofline import RooflineShare
 from vitdeploy.benchmarks.speed.scenarios import ServerResult
 from vitdeploy.benchmarks.speed.throughput import Speedup, TimedEngine
 
+ACCURACY = "Accuracy against the source"
+_ABOUT_OFFLINE = " Offline throughput is that of the smallest batch within 5 % of the best."
 Found = TypeVar("Found")
 AtBatch = TypeVar("AtBatch", RooflineShare, PeakMemory, Energy, Speedup)
 
@@ -24,7 +27,8 @@ AtBatch = TypeVar("AtBatch", RooflineShare, PeakMemory, Energy, Speedup)
 class Section:
     """A table under a title. `about` says how to read it, `findings` what it comes to.
 
-    The first cell of a row names it; all are plain strings, escaped nowhere yet.
+    The first cell of a row names it; all are plain strings, escaped nowhere yet. `sweeps` are
+    drawn where there is something to draw with.
     """
 
     title: str
@@ -32,12 +36,28 @@ class Section:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     findings: tuple[str, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
 
 
 def sections(report: Report) -> list[Section]:
     """A section for each kind of figure that was measured of any engine, in this order."""
-    found = [make(report) for make in (payoff, streams, offline, server, machine, from_files)]
+    makers = (accuracy, payoff, streams, offline, server, machine, from_files)
+    found = [make(report) for make in makers]
     return [_without_empty_columns(section) for section in found if section.rows]
+
+
+def accuracy(report: Report) -> Section:
+    """Every finding on the answers, engines side by side."""
+    told = {row.name: dict(_findings(row)) for row in report.rows if row.accuracy or row.forecast}
+    return Section(
+        ACCURACY,
+        "Each engine's answers beside the source's, on the same images.",
+        ("Figure", *told),
+        tuple(
+            (what, *(found.get(what, wording.NOTHING) for found in told.values()))
+            for what in dict.fromkeys(what for found in told.values() for what in found)
+        ),
+    )
 
 
 def payoff(report: Report) -> Section:
@@ -48,7 +68,7 @@ def payoff(report: Report) -> Section:
     rows: list[tuple[str, ...]] = []
     for backend in dict.fromkeys(row.backend for row in timed if precisions):
         own = [row for row in timed if row.backend == backend]
-        title = wording.backend_title(backend)
+        title = backend_title(backend)
         found = _payoffs(own)
         rows += [_times(each, precisions) for each in found]
         for what, cell in _SIDE_BY_SIDE:
@@ -57,9 +77,8 @@ def payoff(report: Report) -> Section:
     return Section(
         "Did INT8 pay?",
         "Of each runtime, the fastest quantized engine over the fastest float one, in the same "
-        "rounds, with 95 % intervals. A knee is the smallest batch within 5 % of the best "
-        "throughput of the offline scenario.",
-        ("Figure", *map(wording.precision_title, precisions), "Paid"),
+        "rounds, with 95 % intervals." + (_ABOUT_OFFLINE if any(map(_has_offline, timed)) else ""),
+        ("Figure", *map(precision_title, precisions), "Paid"),
         tuple(row for row in rows if set(row[1:]) != {wording.NOTHING}),
         tuple(payoff_sentences(report)),
     )
@@ -76,13 +95,13 @@ def streams(report: Report) -> Section:
     """Single-stream and multi-stream."""
     rows = [
         (
-            label,
+            row.name,
             stream.scenario,
             *(found.figures() for found in stream.percentiles()),
             f"{len(stream.latencies_ms):,} of {stream.batch}, by {stream.driver}"
             + ("" if stream.stable else "; timings did not settle"),
         )
-        for label, row in _labelled(report)
+        for row in report.rows
         if row.details.scenarios
         for stream in row.details.scenarios.streams
     ]
@@ -97,36 +116,37 @@ def streams(report: Report) -> Section:
 
 def offline(report: Report) -> Section:
     """The sweep over batch sizes."""
-    rows = []
-    for label, row in _labelled(report):
+    rows, sweeps = [], []
+    for row in report.rows:
         found = row.details.scenarios.offline if row.details.scenarios else None
         if found is None:
             continue
         points = (f"{p.batch}: {wording.significant(p.images_per_second)}" for p in found.points)
-        more = "; larger batches were still faster" if found.still_growing else ""
-        more += f"; {found.unfinished}" if found.unfinished else ""
+        if len(found.points) > 1:
+            drawn = ((p.batch, p.images_per_second, p.low, p.high) for p in found.points)
+            sweeps.append(Sweep(row.name, tuple(drawn)))
         rows.append(
             (
-                label,
-                _at(found.knee().images_per_second, found.knee().batch),
-                _at(found.best().images_per_second, found.best().batch) + more,
+                row.name,
+                found.course() + (f"; {found.unfinished}" if found.unfinished else ""),
                 ", ".join(points),
             )
         )
     return Section(
         "Throughput over the batch",
-        "MLPerf's offline scenario: images a second at each batch size. Beyond the knee a larger "
-        "batch gains less than 5 % and only adds latency.",
-        ("Engine", "Knee", "Best", "Batch: images/s"),
+        "MLPerf's offline scenario, one engine after the other: images a second at each batch "
+        "size. Beyond a knee larger batches gain less than 5 % and only add latency.",
+        ("Engine", "The throughput", "Batch: images/s"),
         tuple(rows),
+        sweeps=tuple(sweeps),
     )
 
 
 def server(report: Report) -> Section:
     """Random arrivals."""
     rows = [
-        (label, *_served(found))
-        for label, row in _labelled(report)
+        (row.name, *_served(found))
+        for row in report.rows
         if row.details.scenarios and (found := row.details.scenarios.server)
     ]
     return Section(
@@ -141,8 +161,8 @@ def server(report: Report) -> Section:
 def machine(report: Report) -> Section:
     """Shares of the roofline, memory and energy, a row for each engine and batch size."""
     rows = [
-        (label, str(batch), *_takes(row.details, batch))
-        for label, row in _labelled(report)
+        (row.name, str(batch), *_takes(row.details, batch))
+        for row in report.rows
         for batch in _batches(row.details)
     ]
     told = [report.peak.in_words()] if report.peak else []
@@ -171,12 +191,12 @@ def from_files(report: Report) -> Section:
     """The way from image files to answers."""
     rows = [
         (
-            label,
+            row.name,
             str(found.batch),
             wording.significant(found.images_per_second),
             *map(wording.significant, (found.decode_ms, found.prepare_ms, found.engine_ms)),
         )
-        for label, row in _labelled(report)
+        for row in report.rows
         for found in row.details.from_files
     ]
     return Section(
@@ -195,44 +215,27 @@ def from_files(report: Report) -> Section:
     )
 
 
-def sweeps(report: Report) -> list[Sweep]:
-    """Throughput over the batch: of offline scenarios, else of timings in turns at two sizes."""
-    found = []
-    for label, row in _labelled(report):
-        offline = row.details.scenarios.offline if row.details.scenarios else None
-        if offline is not None and len(offline.points) > 1:
-            points = ((p.batch, p.images_per_second, p.low, p.high) for p in offline.points)
-            found.append(Sweep(label, tuple(points)))
-    if found:
-        return found
+def timed_sweeps(report: Report) -> list[Sweep]:
+    """Throughput of the timings in turns, source and engines, where they are of several sizes."""
     timed = [(report.source_label, report.source_throughput)]
-    timed += [(label, row.throughput) for label, row in _labelled(report)]
+    timed += [(row.name, row.throughput) for row in report.rows]
     return [
-        Sweep(label, tuple((m.batch, m.images_per_second(), None, None) for m in measured))
-        for label, measured in timed
+        Sweep(name, tuple((m.batch, m.images_per_second(), None, None) for m in measured))
+        for name, measured in timed
         if len(measured) > 1
     ]
 
 
-def labels(report: Report) -> list[str]:
-    """A name for each row as people say it, 'INT8 on OpenVINO'; its own where two share that."""
-    titles = [row.title for row in report.rows]
-    return [
-        title if titles.count(title) == 1 else row.name
-        for title, row in zip(titles, report.rows, strict=True)
-    ]
-
-
-def _labelled(report: Report) -> list[tuple[str, ReportRow]]:
-    return list(zip(labels(report), report.rows, strict=True))
+def _findings(row: ReportRow) -> list[tuple[str, str]]:
+    found = [*row.accuracy.facts()] if row.accuracy else []
+    if row.forecast:
+        found.append(("forecast", row.forecast.in_words().removeprefix("forecast: ")))
+    return found
 
 
 def _payoffs(rows: Sequence[ReportRow]) -> tuple[Payoff, ...]:
     return payoffs_of(
-        [
-            (TimedEngine(wording.backend_title(row.backend), row.precision), row.throughput)
-            for row in rows
-        ]
+        [(TimedEngine(backend_title(row.backend), row.precision), row.throughput) for row in rows]
     )
 
 
@@ -250,13 +253,17 @@ def _answer(found: Payoff) -> str:
     told = {True: "yes", False: "no", None: "no difference to be told"}[found.paid]
     return (
         f"{told}, {ratio:.2f}x ({low:.2f} to {high:.2f}) as fast as "
-        f"{wording.precision_title(found.float_precision or '')}"
+        f"{precision_title(found.float_precision or '')}"
     )
 
 
-def _knee(row: ReportRow) -> str:
+def _has_offline(row: ReportRow) -> bool:
+    return row.details.scenarios is not None and row.details.scenarios.offline is not None
+
+
+def _offline(row: ReportRow) -> str:
     found = row.details.scenarios.offline if row.details.scenarios else None
-    return _or_nothing(found, lambda o: _at(o.knee().images_per_second, o.knee().batch))
+    return _or_nothing(found, lambda o: _at(o.enough().images_per_second, o.enough().batch))
 
 
 def _most_memory(row: ReportRow) -> str:
@@ -269,7 +276,7 @@ def _file(row: ReportRow) -> str:
 
 
 _SIDE_BY_SIDE: tuple[tuple[str, Callable[[ReportRow], str]], ...] = (
-    ("knee of the throughput", _knee),
+    ("offline throughput", _offline),
     ("peak memory", _most_memory),
     ("file", _file),
 )

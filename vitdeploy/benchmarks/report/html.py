@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from vitdeploy.benchmarks.report import merge, wording
+from vitdeploy.benchmarks.report import figures, flips, merge, wording
 from vitdeploy.benchmarks.report.charts import (
     BAR_WIDTH,
+    IntervalBar,
+    Sweep,
     fallback_svg,
     interval_bars,
     latency_svg,
     sweep_svg,
 )
-from vitdeploy.benchmarks.report.figures import sections, sweeps
+from vitdeploy.benchmarks.report.figures import Section
 from vitdeploy.benchmarks.report.markdown import (
     comparison_facts,
     fallback_rows,
+    kept_by_reason,
+    plan_in_words,
     provenance,
+    subtitle,
     table_rows,
 )
 from vitdeploy.benchmarks.report.model import Report, ReportRow
@@ -43,53 +49,84 @@ def to_html(report: Report) -> str:
     header, rows = table_rows(report)
     plots = _plots(report)
     tones = [_tone(row) for row in report.rows]
+    tones = ["source"] * (len(rows) - len(tones)) + tones
+    plan = report.quantization
     return _render(
         "report.html",
         title=report.title,
-        created=report.created,
+        subtitle=subtitle(report),
         verdict=report.verdict(),
         tone=report.tone(),
         report=report,
         header=header,
-        rows=rows,
-        tones=["source"] * (len(rows) - len(tones)) + tones,
-        bars=interval_bars(report),
-        bar_width=BAR_WIDTH,
-        sections=sections(report),
+        groups=[("", list(zip(tones, rows, strict=True)))],
+        sections=_sections(report),
         plots=plots or [],
-        sweep_plot=_sweep_plot(report),
+        sweep_plot=_sweep_plot(figures.timed_sweeps(report), "sweep"),
         fallback=fallback_rows(report),
         fallback_plot=_fallback_plot(report),
         plots_left_out=PLOTS_LEFT_OUT if plots is None else "",
+        flips_title=flips.TITLE,
+        flips=flips.flips_by_engine(report),
         facts=comparison_facts(report),
+        plan=plan_in_words(plan) if plan else "",
+        kept=kept_by_reason(plan) if plan else [],
         provenance=provenance(report),
     )
 
 
 def merged_to_html(merged: merge.MergedReport) -> str:
     """Several devices on one page, escaped alike; the figures of each under its name."""
-    header, rows = merge.table_rows(merged)
+    groups = [
+        (device.name, [("source" if row is None else _tone(row), cells) for row, cells in rows])
+        for device, rows in ((device, merge.rows_of(device)) for device in merged.devices)
+    ]
     return _render(
         "merged.html",
-        title=f"{merged.title}: {len(merged.devices)} reports",
-        created=merged.created,
+        title=merged.heading(),
+        subtitle=wording.day(merged.created),
         verdict=merged.verdict(),
         tone=merged.tone(),
-        header=header,
-        rows=rows,
-        tones=[tone for d in merged.devices for tone in ("source", *map(_tone, d.report.rows))],
+        header=merge.header(merged),
+        groups=groups,
         about=merge.ABOUT_SPEEDUPS,
         devices=[
             {
                 "name": device.name,
-                "facts": merge.facts(device),
-                "sections": sections(device.report),
-                "bars": interval_bars(device.report),
+                "facts": merge.machine_facts(device),
+                "runs": [
+                    {
+                        "created": wording.day(report.created),
+                        "facts": merge.facts(report),
+                        "sections": _sections(report, f"device{i}-{j}-"),
+                    }
+                    for j, report in enumerate(device.reports)
+                ],
             }
-            for device in merged.devices
+            for i, device in enumerate(merged.devices)
         ],
-        bar_width=BAR_WIDTH,
     )
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A section with what is drawn for it: bars of accuracy, a sweep over batch sizes."""
+
+    section: Section
+    bars: tuple[IntervalBar, ...]
+    plot: Markup
+
+
+def _sections(report: Report, prefix: str = "") -> list[_Shown]:
+    """`prefix` keeps the ids of one page's plots apart."""
+    return [
+        _Shown(
+            section,
+            tuple(interval_bars(report)) if section.title == figures.ACCURACY else (),
+            _sweep_plot(section.sweeps, f"{prefix}offline"),
+        )
+        for section in figures.sections(report)
+    ]
 
 
 def _render(template: str, **content: object) -> str:
@@ -100,6 +137,7 @@ def _render(template: str, **content: object) -> str:
         loader=FunctionLoader(_template),
     )
     environment.globals["nothing"] = wording.NOTHING
+    environment.globals["bar_width"] = BAR_WIDTH
     return environment.get_template(template).render(**content)
 
 
@@ -109,10 +147,11 @@ def _template(name: str) -> str:
 
 def _plots(report: Report) -> list[_Plot] | None:
     """One plot a batch size; None where there is something to draw and nothing to draw with."""
-    measured = [*report.source_throughput, *(m for row in report.rows for m in row.throughput)]
+    named = [(report.source_label, measured) for measured in report.source_throughput]
+    named += [(row.name, measured) for row in report.rows for measured in row.throughput]
     plots = []
-    for batch in sorted({m.batch for m in measured}):
-        svg = latency_svg([m for m in measured if m.batch == batch])
+    for batch in sorted({measured.batch for _, measured in named}):
+        svg = latency_svg([(name, measured) for name, measured in named if measured.batch == batch])
         if svg is None:
             return None
         label = f"Latency of each engine in ms per image at batch {batch}; see the table"
@@ -120,13 +159,11 @@ def _plots(report: Report) -> list[_Plot] | None:
     return plots
 
 
-def _sweep_plot(report: Report) -> Markup:
+def _sweep_plot(sweeps: Sequence[Sweep], prefix: str) -> Markup:
     """Nothing where throughput is known at one batch size only, or nothing can draw."""
-    found = sweeps(report)
-    svg = sweep_svg(found) if found else None
-    return (
-        Markup() if svg is None else _labelled(svg, "Images a second over the batch size", "sweep")
-    )
+    svg = sweep_svg(sweeps) if sweeps else None
+    label = "Images a second over the batch size; the figures are in a table"
+    return Markup() if svg is None else _labelled(svg, label, prefix)
 
 
 def _fallback_plot(report: Report) -> Markup:
@@ -144,4 +181,8 @@ def _labelled(svg: str, label: str, prefix: str) -> Markup:
 
 
 def _tone(row: ReportRow) -> str:
-    return row.status if row.accuracy is None or row.status != "ok" else row.accuracy.verdict
+    """Green is for what may be shipped as it is: not where the speed is not known."""
+    if row.accuracy is None or row.status != "ok":
+        return row.status
+    unknown = row.accuracy.verdict == "pass" and not row.stable
+    return "inconclusive" if unknown else row.accuracy.verdict

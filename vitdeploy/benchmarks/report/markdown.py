@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from vitdeploy.benchmarks.report import merge, wording
+from vitdeploy.artifacts.onnx_model import Quantization
+from vitdeploy.benchmarks.report import flips, merge, wording
 from vitdeploy.benchmarks.report.figures import Section, sections
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.speed.throughput import Measurement
@@ -26,7 +27,6 @@ def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     sizes = " / ".join(map(str, _batch_sizes(report)))
     header = (
         "Engine",
-        "Precision",
         "MB",
         report.score_name,
         "Agreement",
@@ -37,7 +37,6 @@ def table_rows(report: Report) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     )
     source = (
         report.source_label,
-        "fp32",
         wording.NOTHING,
         wording.percent(report.source_top1),
         wording.NOTHING,
@@ -58,7 +57,7 @@ def _form(measured: Sequence[Measurement]) -> tuple[str, ...]:
     """A row of the source in another form; only its speed is known."""
     nothing = wording.NOTHING
     timed = wording.per_image(measured)
-    return (measured[0].name, *[nothing] * 5, timed, nothing, "the source in another form")
+    return (measured[0].name, *[nothing] * 4, timed, nothing, "the source in another form")
 
 
 def _source_verdict(report: Report) -> str:
@@ -74,44 +73,83 @@ def _batch_sizes(report: Report) -> list[int]:
     return list(dict.fromkeys(m.batch for measurements in timed for m in measurements))
 
 
+def subtitle(report: Report) -> str:
+    """What is compared with what, where and when, in one line."""
+    images = f" on {report.evaluation_images:,} images" if report.evaluation_images else ""
+    machine = report.environment
+    where = wording.cores(machine) + (f", {machine.gpu}" if machine.gpu else "")
+    return (
+        f"Engines of {report.model.source.name} against {report.source_label}{images}; "
+        f"{where}; {wording.day(report.created)}"
+    )
+
+
 def to_markdown(report: Report) -> str:
     """The whole report as GitHub-flavoured Markdown; text from outside is escaped."""
     header, rows = table_rows(report)
-    lines = [f"# {escape(report.title)}", "", f"**{escape(report.verdict())}**", ""]
+    lines = [f"# {escape(report.title)}", "", escape(subtitle(report)), ""]
+    lines += [f"**{escape(report.verdict())}**", ""]
     lines += table(header, rows)
+    if report.notes:
+        lines += ["", *(f"- {escape(note)}" for note in report.notes)]
     for section in sections(report):
         lines += ["", *section_lines(section, "##")]
     lines += ["", "## What was compared", "", *fact_lines(comparison_facts(report))]
-    if report.notes:
-        lines += ["", "## Notes", "", *(f"- {escape(note)}" for note in report.notes)]
+    for of_engine in flips.flips_by_engine(report):
+        lines += ["", f"## {flips.TITLE}: {escape(of_engine.engine)}", "", of_engine.about, ""]
+        lines += table(*flips.rows(of_engine))
+    if report.positions is not None:
+        lines += ["", "## Position embeddings", "", f"{escape(report.positions.in_words())}."]
     if report.quantization is not None:
-        plan = report.quantization
-        lines += ["", "## Quantization plan", ""]
-        lines.append(
-            f"{escape(plan.method)} on {plan.images} images: {len(plan.quantized)} nodes "
-            f"quantized, {len(plan.kept)} kept."
-        )
-        lines += [
-            "",
-            *(f"- {escape(node)}: {escape(why)}" for node, why in plan.kept.items()),
-        ]
-        curve = fallback_rows(report)
-        if curve:
-            lines += ["", "### Layers taken back to float", "", *table(curve[0], curve[1:])]
+        lines += ["", *_plan_lines(report.quantization, fallback_rows(report))]
     lines += ["", "## Environment and provenance", ""]
     lines += fact_lines(provenance(report))
     return "\n".join(lines) + "\n"
 
 
+def _plan_lines(plan: Quantization, curve: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["## Quantization plan", "", plan_in_words(plan), ""]
+    lines += table(
+        ("Kept in float", "Nodes", "Why"),
+        [(first_and_last(nodes), str(len(nodes)), why) for why, nodes in kept_by_reason(plan)],
+    )
+    if curve:
+        lines += ["", "### Layers taken back to float", "", *table(curve[0], curve[1:])]
+    return lines
+
+
+def plan_in_words(plan: Quantization) -> str:
+    """'Ranges by auto, calibrated on 512 images: 21 nodes quantized, 63 kept; ...'."""
+    return (
+        f"Ranges by {plan.method}, calibrated on {plan.images:,} images: {len(plan.quantized)} "
+        f"nodes quantized, {len(plan.kept)} kept; {len(plan.folded)} outliers folded away, "
+        f"{len(plan.bias_corrected)} biases corrected."
+    )
+
+
+def kept_by_reason(plan: Quantization) -> list[tuple[str, list[str]]]:
+    """(why, nodes), in the order of the plan."""
+    reasons = dict.fromkeys(plan.kept.values())
+    return [(why, [node for node, own in plan.kept.items() if own == why]) for why in reasons]
+
+
+def first_and_last(nodes: Sequence[str]) -> str:
+    """'blocks.0/Add ... blocks.4/Add', or the only one."""
+    return nodes[0] if len(nodes) == 1 else f"{nodes[0]} ... {nodes[-1]}"
+
+
 def merged_to_markdown(merged: merge.MergedReport) -> str:
     """Several devices, the figures of each under its name; escaped alike."""
-    lines = [f"# {escape(merged.title)}: {len(merged.devices)} reports", ""]
+    lines = [f"# {escape(merged.heading())}", ""]
     lines += [f"**{escape(merged.verdict())}**", "", *table(*merge.table_rows(merged))]
     lines += ["", merge.ABOUT_SPEEDUPS]
     for device in merged.devices:
-        lines += ["", f"## {escape(device.name)}", "", *fact_lines(merge.facts(device))]
-        for section in sections(device.report):
-            lines += ["", *section_lines(section, "###")]
+        lines += ["", f"## {escape(device.name)}", "", *fact_lines(merge.machine_facts(device))]
+        for report in device.reports:
+            lines += ["", f"### Run of {wording.day(report.created)}", ""]
+            lines += fact_lines(merge.facts(report))
+            for section in sections(report):
+                lines += ["", *section_lines(section, "####")]
     return "\n".join(lines) + "\n"
 
 
@@ -151,31 +189,20 @@ def comparison_facts(report: Report) -> list[tuple[str, str]]:
     """(name, value) of what was compared with what, on which images."""
     resolution, native = report.model.resolution, wording.size(report.native_resolution)
     facts = [
-        ("Source", f"{report.model.source.name}, {report.source_label}"),
+        ("Source", f"{report.model.source.name}, as {report.source_label}"),
         ("Resolution", f"{wording.size(resolution)} (native {native})"),
-        ("Images", f"{report.evaluation_images:,} from {report.evaluation_root}"),
     ]
+    if report.evaluation_images:
+        facts.append(("Images", f"{report.evaluation_images:,} from {report.evaluation_root}"))
     score = "top-1" if report.score_name == "Top-1" else report.score_name
     for where, found in (("its native", report.native_top1), ("this", report.source_top1)):
         if found is not None:
             facts.append((f"Source {score} at {where} size", wording.percent(found)))
-    facts += [
-        (f"Accuracy of {row.name}", "; ".join(f"{n}: {v}" for n, v in row.accuracy.facts()))
-        for row in report.rows
-        if row.accuracy is not None
-    ]
-    facts += [
-        (f"Forecast for {row.name}", row.forecast.in_words())
-        for row in report.rows
-        if row.forecast is not None
-    ]
     if report.unreadable:
         shown = ", ".join(report.unreadable[:5])
         more = len(report.unreadable) - 5
         rest = f" and {more} more" if more > 0 else ""
         facts.append(("Unreadable images, left out", f"{shown}{rest}"))
-    if report.positions is not None:
-        facts.append(("Position embeddings", report.positions.in_words()))
     if report.verification is not None:
         check = report.verification
         facts.append(
@@ -194,7 +221,7 @@ def provenance(report: Report) -> list[tuple[str, str]]:
     machine, source = report.environment, report.model.source
     facts = [
         ("Created", report.created),
-        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.memory_bytes / 1e9:.1f} GB"),
+        ("Machine", f"{wording.cores(machine)}, {machine.memory_bytes / 1e9:.1f} GB"),
         ("CPU features", ", ".join(machine.cpu_features) or wording.NOTHING),
         ("GPU", machine.gpu or "none"),
         ("System", f"{machine.system}, Python {machine.python}"),
@@ -205,20 +232,20 @@ def provenance(report: Report) -> list[tuple[str, str]]:
     if report.conditions:
         whens = ("Ran under, before the timings", "Ran under, after them")
         facts += [(w, c.in_words()) for w, c in zip(whens, report.conditions, strict=False)]
-    for row in report.rows:
-        if row.graph_digest:
-            facts.append((f"Graph of {row.name} (sha256)", row.graph_digest))
-        if row.engine_digest:
-            facts.append((f"Engine of {row.name} (sha256)", row.engine_digest))
+    facts += [(row.name, _files_of(row)) for row in report.rows if row.engine_digest]
     return facts
 
 
+def _files_of(row: ReportRow) -> str:
+    file = f"{row.file}, " if row.file else ""
+    graph = f"; of the graph {row.graph_digest}" if row.graph_digest else ""
+    return f"{file}sha256 {row.engine_digest}{graph}"
+
+
 def _cells(row: ReportRow) -> tuple[str, ...]:
-    on = "" if row.targets in ((), ("cpu",)) else f" ({', '.join(row.targets)})"
     accuracy = row.accuracy
     return (
-        wording.backend_title(row.backend) + on,
-        row.precision,
+        row.name,
         wording.megabytes(row.size_bytes),
         wording.score(accuracy),
         wording.percent(accuracy.agreement if accuracy else None),

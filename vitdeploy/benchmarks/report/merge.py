@@ -6,23 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.benchmarks.accuracy.comparison import Verdict
+from vitdeploy.benchmarks.naming import told_apart
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.errors import InputError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ABOUT_SPEEDUPS = (
-    "Speed-ups are of one run on one device: against the source, or where it was not timed, "
-    "against the first engine."
+    "Speed-ups are against the source in the same run, which stands above its engines; where it "
+    "was not timed, against the first engine."
 )
 
 
 @dataclass(frozen=True)
-class DeviceReport:
-    """What was found on one device; `name` says what that is, and is unique in a merge."""
+class Device:
+    """A machine and its software, under a name that is unique in a merge.
+
+    `reports` are of different engines; each was timed by itself, against its own source.
+    """
 
     name: str
-    report: Report
+    reports: tuple[Report, ...]
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,14 @@ class MergedReport:
 
     title: str
     created: str
-    devices: tuple[DeviceReport, ...]
+    devices: tuple[Device, ...]
     schema_version: int = SCHEMA_VERSION
     kind: str = "merged-report"
+
+    def heading(self) -> str:
+        """'vit_tiny at 224x224 on 3 devices'."""
+        count = len(self.devices)
+        return f"{self.title} on {count} device{'s' if count > 1 else ''}"
 
     def verdict(self) -> str:
         """The fastest engine of all that holds its accuracy, and whether its speed is known."""
@@ -46,8 +55,8 @@ class MergedReport:
         speed, device, row = found
         unsettled = "" if row.stable else " Its timings did not settle: time it again."
         return (
-            f"Of those that keep the accuracy, {row.title} on {device.name} is the fastest: "
-            f"{speed:,.0f} images/s.{unsettled}"
+            f"Of those that keep the accuracy, {row.name} is the fastest: {speed:,.0f} images/s on "
+            f"{device.name}.{unsettled}"
         )
 
     def tone(self) -> Verdict:
@@ -55,11 +64,12 @@ class MergedReport:
         found = self._best()
         return "pass" if found is not None and found[2].stable else "inconclusive"
 
-    def _best(self) -> tuple[float, DeviceReport, ReportRow] | None:
+    def _best(self) -> tuple[float, Device, ReportRow] | None:
         passing = [
             (speed, device, row)
             for device in self.devices
-            for row in device.report.rows
+            for report in device.reports
+            for row in report.rows
             if row.accuracy is not None
             and row.accuracy.verdict == "pass"
             and (speed := best_images_per_second(row)) is not None
@@ -72,35 +82,78 @@ def best_images_per_second(row: ReportRow) -> float | None:
     return max((m.images_per_second() for m in row.throughput), default=None)
 
 
-def merge(reports: Sequence[Report], *, created: str = "") -> MergedReport:
-    """One comparison of what was found on several devices.
+def merge(
+    reports: Sequence[Report], *, created: str = "", files: Sequence[str] = ()
+) -> MergedReport:
+    """One comparison of what was found on several devices, or of several engines on one.
 
-    Raises InputError unless there are at least two, each once, all of the same
-    weights, resolution, preprocessing and output, and all accuracies are of
-    the same images.
+    Reports of one machine with the same software are one device. `files` are what errors call
+    the reports. Raises InputError unless there are at least two, each once, no engine stands in
+    two of one device, all are of the same weights, resolution, preprocessing and output, and all
+    accuracies are of the same images.
     """
     if len(reports) < 2:
         raise InputError(
             f"there is {len(reports)} report to merge", hint="give two or more report.json"
         )
+    names = list(files) or [f"report {number}" for number in range(1, len(reports) + 1)]
     for number, report in enumerate(reports):
         if report in reports[:number]:
+            one, other = names[reports.index(report)], names[number]
+            both = f"{one} is given twice" if one == other else f"{one} and {other} are the same"
             raise InputError(
-                f"reports {reports.index(report) + 1} and {number + 1} are one and the same: "
-                f"{report.title} ({report.created}) on {_device(report)}",
+                f"{both}: {report.title} ({report.created}) on {_hardware(report)}",
                 hint="give each report once",
             )
     first = reports[0]
     for other in reports[1:]:
         require_comparable(first, other)
-    names = device_names(reports)
-    return MergedReport(
-        first.title,
-        created,
-        tuple(
-            DeviceReport(name, replace(report, flips=()))
-            for name, report in zip(names, reports, strict=True)
-        ),
+    devices = _devices(reports)
+    for own in devices:
+        _require_engines_once([(names[i], reports[i]) for i in own])
+    found = [_told_apart([replace(reports[i], flips=()) for i in own]) for own in devices]
+    wholes = [replace(own[0], rows=tuple(row for r in own for row in r.rows)) for own in found]
+    named = zip(device_names(wholes), found, strict=True)
+    return MergedReport(first.title, created, tuple(Device(*device) for device in named))
+
+
+def _devices(reports: Sequence[Report]) -> list[list[int]]:
+    """Which reports are of one device: of one GPU or CPU, under the same software."""
+    devices: list[list[int]] = []
+    for i, report in enumerate(reports):
+        for own in devices:
+            known = reports[own[0]]
+            same = known.environment == report.environment
+            if same and _hardware(known) == _hardware(report):
+                own.append(i)
+                break
+        else:
+            devices.append([i])
+    return devices
+
+
+def _require_engines_once(reports: Sequence[tuple[str, Report]]) -> None:
+    """Raise InputError where two reports of one device tell of the same engine."""
+    known: dict[str, str] = {}
+    for file, report in reports:
+        for row in report.rows:
+            other = known.setdefault(row.engine_digest or row.name, file)
+            if other != file:
+                raise InputError(
+                    f"{other} and {file} both tell of {row.name} on {_hardware(report)}: the same "
+                    "engine on the same machine with the same software",
+                    hint="give one of them; `vitdeploy report NEW --baseline OLD` compares two of "
+                    "one machine",
+                )
+
+
+def _told_apart(reports: Sequence[Report]) -> tuple[Report, ...]:
+    """With engines of one kind in two reports told apart, as those in one report are."""
+    rows = [row for report in reports for row in report.rows]
+    names = iter(told_apart([row.name for row in rows], [row.engine_digest for row in rows]))
+    return tuple(
+        replace(report, rows=tuple(replace(row, name=next(names)) for row in report.rows))
+        for report in reports
     )
 
 
@@ -130,11 +183,11 @@ def require_comparable(first: Report, other: Report) -> None:
 def device_names(reports: Sequence[Report]) -> list[str]:
     """What each report was made on: its GPU where an engine ran there, else its CPU.
 
-    Reports of one machine are told apart by what differs first: runtimes,
-    versions of those and of Python, the time.
+    Those of one machine are told apart by what differs first: versions of the runtimes that ran
+    and of Python, the time.
     """
-    names = [_device(report) for report in reports]
-    for tell in (_runtimes, _versions, lambda report: f", {report.created}"):
+    names = [_hardware(report) for report in reports]
+    for tell in (_versions, lambda report: f", {wording.day(report.created)}"):
         told = [(name, tell(report)) for name, report in zip(names, reports, strict=True)]
         names = [
             name + more if len({other for same, other in told if same == name}) > 1 else name
@@ -146,31 +199,56 @@ def device_names(reports: Sequence[Report]) -> list[str]:
     ]
 
 
-def table_rows(merged: MergedReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """(header, rows): each device's source, then its engines that ran there."""
-    header = (
-        "Device", "Engine", "Precision", "MB", merged.devices[0].report.score_name, "Agreement",
+def header(merged: MergedReport) -> tuple[str, ...]:
+    """Of the table of all engines."""
+    return (
+        "Engine", "MB", merged.devices[0].reports[0].score_name, "Agreement",
         "Drop, points (95 % bound)", "ms/image (batch)", "images/s (batch)",
-        "Speed-up on this device", "Verdict",
+        "Speed-up (95 % interval)", "Verdict",
     )  # fmt: skip
+
+
+def rows_of(device: Device) -> list[tuple[ReportRow | None, tuple[str, ...]]]:
+    """(engine, cells): the source of each run (None), then the engines of that run.
+
+    Reports of one run have one source.
+    """
+    found: list[tuple[ReportRow | None, tuple[str, ...]]] = []
+    before = None
+    for report in device.reports:
+        source = _source_cells(report)
+        if (source, report.source_throughput) != before:
+            found.append((None, source))
+        before = source, report.source_throughput
+        found += [(row, _cells(row)) for row in report.rows]
+    return found
+
+
+def table_rows(merged: MergedReport) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """(header, rows) where there is no other way to say which device rows are of: its name
+    stands in the first of them."""
     rows = []
     for device in merged.devices:
-        rows.append(_source_cells(device))
-        rows.extend(_cells(device.name, row) for row in device.report.rows)
-    return header, rows
+        cells = [cells for _, cells in rows_of(device)]
+        names = [device.name, *[""] * (len(cells) - 1)]
+        rows += [(name, *own) for name, own in zip(names, cells, strict=True)]
+    return ("Device", *header(merged)), rows
 
 
-def facts(device: DeviceReport) -> list[tuple[str, str]]:
-    """(name, value) of what a device's report comes to and where it was made."""
-    report, machine = device.report, device.report.environment
-    found = [
-        ("Verdict", report.verdict()),
-        ("Measured", report.created),
-        ("Machine", f"{machine.cpu}, {machine.cores} cores, {machine.system}"),
+def machine_facts(device: Device) -> list[tuple[str, str]]:
+    """(name, value) of where a device's reports were made."""
+    machine = device.reports[0].environment
+    return [
+        ("Machine", f"{wording.cores(machine)}, {machine.system}"),
         ("GPU", machine.gpu or "none"),
         ("Python", machine.python),
         ("Packages", ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))),
     ]
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """(name, value) of what a device's report comes to."""
+    found = [("Verdict", report.verdict())]
     found += [("Ran under", seen.in_words()) for seen in report.conditions[-1:]]
     return found + [("Note", note) for note in report.notes]
 
@@ -179,17 +257,10 @@ def _evaluated(report: Report) -> bool:
     return any(row.accuracy is not None for row in report.rows)
 
 
-def _device(report: Report) -> str:
+def _hardware(report: Report) -> str:
     machine = report.environment
     on_gpu = any(row.status == "ok" and row.targets not in ((), ("cpu",)) for row in report.rows)
-    if on_gpu and machine.gpu:
-        return machine.gpu
-    return f"{machine.cpu}, {machine.cores} core{'s' if machine.cores > 1 else ''}"
-
-
-def _runtimes(report: Report) -> str:
-    ran = [wording.backend_title(row.backend) for row in report.rows if row.status == "ok"]
-    return f" with {' and '.join(dict.fromkeys(ran)) or 'no runtime'}"
+    return machine.gpu if on_gpu and machine.gpu else wording.cores(machine)
 
 
 def _versions(report: Report) -> str:
@@ -204,16 +275,15 @@ def _versions(report: Report) -> str:
     return f" ({', '.join([*packages, f'Python {machine.python}'])})"
 
 
-def _source_cells(device: DeviceReport) -> tuple[str, ...]:
-    report = device.report
+def _source_cells(report: Report) -> tuple[str, ...]:
     nothing = wording.NOTHING
     return (
-        device.name, report.source_label, "fp32", nothing, wording.percent(report.source_top1),
-        nothing, nothing, *_fastest(report.source_throughput), nothing, "the source",
+        report.source_label, nothing, wording.percent(report.source_top1), nothing, nothing,
+        *_fastest(report.source_throughput), nothing, "the source",
     )  # fmt: skip
 
 
-def _cells(device: str, row: ReportRow) -> tuple[str, ...]:
+def _cells(row: ReportRow) -> tuple[str, ...]:
     accuracy, best = row.accuracy, row.best_speedup
     if row.status != "ok":
         verdict = row.status + (f": {row.note}" if row.note else "")
@@ -221,9 +291,7 @@ def _cells(device: str, row: ReportRow) -> tuple[str, ...]:
         verdict = "not compared" if accuracy is None else accuracy.verdict
         verdict += "" if row.stable else ", timings did not settle"
     return (
-        device,
-        wording.backend_title(row.backend),
-        row.precision,
+        row.name,
         wording.megabytes(row.size_bytes),
         wording.score(accuracy),
         wording.percent(accuracy.agreement if accuracy else None),

@@ -74,8 +74,9 @@ class SpeedDetails:
 class ReportRow:
     """One engine: what it is, and what was found.
 
-    `name` is unique in a report and what tables show. `note` says why a row
-    failed or could not run, or what a reader must know. `targets` are the
+    `name` ('INT8 on OpenVINO') is unique in a report and what every table and chart
+    calls it; `file` is the engine's. `note` says why a row failed or could not run,
+    or what a reader must know. `targets` are the
     devices it was built for. `throughput` and `speedups` (against the source)
     have one entry a batch size. `forecast` is what emulations of the graph say
     the accuracy will be. `stable` is False where timings were accepted
@@ -87,6 +88,7 @@ class ReportRow:
     precision: str
     status: Status
     note: str = ""
+    file: str = ""
     size_bytes: int | None = None
     targets: tuple[str, ...] = ()
     accuracy: AnyComparison | None = None
@@ -97,11 +99,6 @@ class ReportRow:
     graph_digest: str = ""
     engine_digest: str = ""
     details: SpeedDetails = SpeedDetails()
-
-    @property
-    def title(self) -> str:
-        """'INT8 on ONNX Runtime'."""
-        return f"{wording.precision_title(self.precision)} on {wording.backend_title(self.backend)}"
 
     @property
     def not_compared(self) -> str:
@@ -136,6 +133,19 @@ class Flip:
             raise InputError(
                 f"the thumbnail of {self.image} is not embedded", hint=f"begin it with {PNG}"
             )
+
+    @property
+    def outcome(self) -> str:
+        """Who is right, in words; that the answers differ where nothing is known to be true."""
+        if self.true_label is None:
+            return "other answers"
+        true, source, engine = (
+            set(said.split(", "))
+            for said in (self.true_label, self.source_prediction, self.engine_prediction)
+        )
+        if source == true:
+            return "only the source is right"
+        return "only the engine is right" if engine == true else "both are wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +207,7 @@ class Report:
             other = max(quantized, key=_rank)
             told = "did not pay" if other.stable else "was not seen to pay"
             sentence += f" INT8 {told}: {self._findings(other)}."
-        failed = [row.title for row in self.rows if row.status == "failed"]
+        failed = [row.name for row in self.rows if row.status == "failed"]
         return sentence + (f" {' and '.join(failed)} failed here." if failed else "")
 
     def tone(self) -> Verdict:
@@ -237,7 +247,7 @@ class Report:
         if not row.stable:
             return f"{findings}: the accuracy holds, the speed is not known. Time it again."
         if speedup.low <= 1:
-            return f"{row.title} did not pay: {findings}."
+            return f"{row.name} did not pay: {findings}."
         return f"{findings}: ship it."
 
     def _findings(self, row: ReportRow) -> str:
@@ -253,7 +263,7 @@ class Report:
             )
         if row.accuracy is not None:
             parts.append(row.accuracy.in_words())
-        return f"{row.title} {' and '.join(parts)}"
+        return f"{row.name} {' and '.join(parts)}"
 
 
 def read_report(path: Path) -> Report:

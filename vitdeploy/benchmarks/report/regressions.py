@@ -67,7 +67,7 @@ class Change:
         return self.judgement in ("worse", "gone")
 
     def in_words(self) -> str:
-        """'ONNX Runtime int8-fp32, speed at batch 8: 21.0 to 26.2 ms/image (worse, ...)'."""
+        """'INT8 on ONNX Runtime, speed at batch 8: 21.0 to 26.2 ms/image (worse, ...)'."""
         interval = ""
         if self.change is not None and self.low is not None and self.high is not None:
             unit = " points" if self.what.startswith("accuracy") else " %"

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
 from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
+from vitdeploy.environment import Environment
 
-BACKENDS = {
-    "onnxruntime": "ONNX Runtime",
-    "onnxruntime-cuda": "ONNX Runtime CUDA",
-    "openvino": "OpenVINO",
-    "tensorrt": "TensorRT",
-    "tensorrt-rtx": "TensorRT-RTX",
-    "torch": "PyTorch",
-}
-_PRECISIONS = {
-    "int8-fp32": "INT8",
-    "int8-fp16": "INT8 with FP16",
-    "fp8-fp16": "FP8 with FP16",
-}
 NOTHING = "–"  # noqa: RUF001 (an en dash is what a table shows for nothing)
-
-
-def backend_title(backend: str) -> str:
-    """'onnxruntime' becomes 'ONNX Runtime'; an unknown name stays."""
-    return BACKENDS.get(backend, backend)
-
-
-def precision_title(precision: str) -> str:
-    """'int8-fp32' becomes 'INT8', 'fp16' 'FP16'."""
-    return _PRECISIONS.get(precision, precision.upper())
 
 
 def percent(share: float | None) -> str:
@@ -78,10 +57,25 @@ def speedup(value: Speedup) -> str:
 
 
 def significant(value: float) -> str:
-    """Three significant digits without exponents: 0.0123, 1.23, 1,230."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three significant digits without exponents: 0.0123, 1.20, 19.0, 1,230."""
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:#.3g}"
 
 
 def size(resolution: tuple[int, int]) -> str:
     """(384, 512) becomes '384x512', height first."""
     return f"{resolution[0]}x{resolution[1]}"
+
+
+def cores(machine: Environment) -> str:
+    """'A CPU @ 2.5 GHz, 4 cores'."""
+    return f"{machine.cpu}, {machine.cores} core{'s' if machine.cores > 1 else ''}"
+
+
+def day(created: str) -> str:
+    """'2026-11-30T20:45:25+00:00' becomes '2026-11-30 20:45 UTC'; anything else stays."""
+    try:
+        when = datetime.fromisoformat(created)
+    except ValueError:
+        return created
+    zone = " UTC" if when.utcoffset() == timedelta(0) else when.strftime(" %z")
+    return f"{when:%Y-%m-%d %H:%M}{zone.rstrip()}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.naming import engine_names
 from vitdeploy.benchmarks.speed.timing_guards import Clock, settle
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageSet, batches, decode
@@ -99,7 +100,7 @@ def measure_end_to_end(
     speed = len(images) / took
     return EndToEnd(
         engine.manifest.engine_digest,
-        session.name,
+        engine_names([engine])[0],
         batch,
         len(images),
         decode_ms,

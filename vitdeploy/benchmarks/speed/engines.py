@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session, image_input
+from vitdeploy.benchmarks.naming import engine_names
 from vitdeploy.benchmarks.speed.throughput import (
     BenchmarkResult,
     TimedEngine,
@@ -55,7 +56,7 @@ def measure_engines(
     channels, height, width = common_input_shape(engines)
     preprocessing = engines[0].manifest.model.source.preprocessing
     generator = np.random.default_rng(0)
-    names = _distinct_names(engines, sessions)
+    names = engine_names(engines)
     comparisons = []
     for size in batch_sizes:
         pixels = generator.integers(0, 256, (size, height, width, channels), dtype=np.uint8)
@@ -94,12 +95,3 @@ class _Fed:
 
     def device_ms(self) -> float | None:
         return device_ms_of(self.session)
-
-
-def _distinct_names(engines: Sequence[Engine], sessions: Sequence[Session]) -> list[str]:
-    """Names of sessions; those of one backend and precision are told apart by digests."""
-    names = [session.name for session in sessions]
-    return [
-        name if names.count(name) == 1 else f"{name} {engine.manifest.engine_digest[:8]}"
-        for engine, name in zip(engines, names, strict=True)
-    ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitdeploy.benchmarks.naming import backend_title, precision_title
 from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, Measurement, TimedEngine
 from vitdeploy.benchmarks.statistics import ratio_interval
 
@@ -41,8 +42,8 @@ class Payoff:
         return True if low > 1 else False if high < 1 else None
 
     def in_words(self) -> str:
-        """'onnxruntime at batch 8: int8-fp32 paid, 2.0x (1.9 to 2.1) as fast as fp32.'"""
-        where = f"{self.backend} at batch {self.batch}"
+        """'ONNX Runtime at batch 8: INT8 paid, 2.0x (1.9 to 2.1) as fast as FP32.'"""
+        where = f"{backend_title(self.backend)} at batch {self.batch}"
         if self.ratio is None:
             missing = "quantized" if self.quantized_precision is None else "float"
             return f"{where}: no {missing} engine was timed, so whether INT8 pays is not known."
@@ -53,8 +54,8 @@ class Payoff:
             None: "made no difference that could be told",
         }[self.paid]
         return (
-            f"{where}: {self.quantized_precision} {told}, {ratio:.2f}x ({low:.2f} to {high:.2f}) "
-            f"as fast as {self.float_precision}."
+            f"{where}: {precision_title(self.quantized_precision or '')} {told}, {ratio:.2f}x "
+            f"({low:.2f} to {high:.2f}) as fast as {precision_title(self.float_precision or '')}."
         )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.backends.base import Session
+from vitdeploy.benchmarks.naming import engine_names
 from vitdeploy.benchmarks.speed.driving import Driver, queries_at
 from vitdeploy.benchmarks.speed.latencies import most_over, percentile
 from vitdeploy.benchmarks.speed.scenarios import (
@@ -53,7 +55,13 @@ def run_scenarios(
         offline = run_offline(session, images, config, driver, progress)
     if "server" in chosen:
         server = run_server(session, images, config, driver, progress)
-    return ScenarioResult(engine.manifest.engine_digest, tuple(streams), offline, server)
+    (name,) = engine_names([engine])
+    return ScenarioResult(
+        engine.manifest.engine_digest,
+        tuple(replace(stream, name=name) for stream in streams),
+        None if offline is None else replace(offline, name=name),
+        None if server is None else replace(server, name=name),
+    )
 
 
 def run_stream(

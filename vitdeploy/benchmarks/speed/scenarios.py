@@ -17,8 +17,8 @@ SHARES = (0.5, 0.9, 0.99)
 STREAMS = 8
 """Images of one multi-stream query, as in MLPerf."""
 CLOSE = 1.05
-"""A knee gives up no more of the throughput than this factor, and the server's highest rate is
-known within it."""
+"""A batch is enough that gives up no more of the throughput than this factor, and the server's
+highest rate is known within it."""
 
 StreamName = Literal["single-stream", "multi-stream"]
 
@@ -102,6 +102,11 @@ class SweepPoint:
     high: float | None
 
 
+def _rate(point: SweepPoint) -> str:
+    speed = point.images_per_second
+    return f"{speed:,.0f} images/s" if speed >= 100 else f"{speed:.3g} images/s"
+
+
 @dataclass(frozen=True)
 class OfflineResult:
     """Throughput over batch sizes.
@@ -119,19 +124,39 @@ class OfflineResult:
     def best(self) -> SweepPoint:
         return max(self.points, key=lambda point: point.images_per_second)
 
-    def knee(self) -> SweepPoint:
-        """The smallest batch with 95 % of the best throughput: larger ones only add latency."""
-        enough = self.best().images_per_second / CLOSE
-        return next(point for point in self.points if point.images_per_second >= enough)
+    def enough(self) -> SweepPoint:
+        """The smallest batch within 5 % of the best throughput: larger ones only add latency."""
+        least = self.best().images_per_second / CLOSE
+        return next(point for point in self.points if point.images_per_second >= least)
+
+    def course(self) -> str:
+        """What happens over the batch, in words.
+
+        'still grows at batch 64, ...', 'has its knee at batch 4 (...)', or where larger batches
+        are slower 'is highest at batch 1 (...) and falls beyond, to 180 images/s at batch 8'.
+        """
+        enough, best, last = self.enough(), self.best(), self.points[-1]
+        told = f"batch {best.batch} ({_rate(best)}"
+        if self.still_growing:
+            return f"still grows at {told}), the largest tried"
+        slowest = min(self.points[self.points.index(best) :], key=lambda p: p.images_per_second)
+        if slowest.images_per_second < best.images_per_second / CLOSE:
+            less = "" if enough == best else f", hardly more than at batch {enough.batch}"
+            return (
+                f"is highest at {told}{less}) and falls beyond, to "
+                f"{_rate(slowest)} at batch {slowest.batch}"
+            )
+        if enough == last:
+            which = "the only one" if len(self.points) == 1 else "the largest"
+            return f"is highest at {told}), {which} tried"
+        return (
+            f"has its knee at batch {enough.batch} ({_rate(enough)}): "
+            f"up to batch {last.batch} larger ones gain less than 5 %"
+        )
 
     def in_words(self) -> str:
-        knee, best = self.knee(), self.best()
-        more = "; larger batches were still faster" if self.still_growing else ""
-        more += f"; {self.unfinished}" if self.unfinished else ""
-        return (
-            f"{self.name}: the knee is at batch {knee.batch} ({knee.images_per_second:.3g} "
-            f"images/s; best {best.images_per_second:.3g} at {best.batch}{more})"
-        )
+        more = f"; {self.unfinished}" if self.unfinished else ""
+        return f"{self.name}: offline throughput {self.course()}{more}"
 
 
 @dataclass(frozen=True)
