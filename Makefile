@@ -54,7 +54,7 @@ lint: setup
 FOLDERS := tests/integration tests/packaging $(filter-out %__pycache__/,$(wildcard tests/unit/*/))
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' \
-  -n $(WORKERS) --dist loadfile --max-worker-restart 0 --durations 5
+  -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 5
 
 unit: setup
 	set -e; for folder in $(FOLDERS); do $(PYTEST) $$folder; done

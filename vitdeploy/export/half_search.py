@@ -13,6 +13,7 @@ from vitdeploy.artifacts.onnx_model import Emulated
 from vitdeploy.backends.onnxruntime_ import GraphSession
 from vitdeploy.errors import ExportError
 from vitdeploy.export import forecast, half_plan
+from vitdeploy.export.damage import Damage, WorstFirst
 from vitdeploy.export.forecast import Tolerance
 from vitdeploy.export.half_plan import Reasons
 from vitdeploy.export.passes.half import to_half_types
@@ -31,10 +32,11 @@ _BATCH = 2
 
 @dataclass(frozen=True)
 class Typed:
-    """A typed graph, its nodes in float32, and what the fused emulation answered."""
+    """A typed graph, its nodes in float32, what the fused emulation answered, and how near."""
 
     graph: ir.Model
     kept: Reasons
+    answered: NDArray[np.float32]
     fused: Emulated
 
 
@@ -105,7 +107,7 @@ class HalfSearch:
                 if np.isfinite(self._largest[rounded[name]]) and not np.isfinite(found)
             }
             if not broken:
-                return Typed(typed, kept, self.compared(answered))
+                return Typed(typed, kept, answered, self.compared(answered))
             more = half_plan.not_finite(self._graph, broken, kept)
             if not more:
                 raise ExportError(
@@ -129,27 +131,37 @@ class HalfSearch:
 
     def _without_the_most_damaging(self, start: Typed) -> Typed:
         """Keep the groups whose rounding moves the output most: 1, 2, 4, ..., then as few as do."""
-        damages = self._damages(start)
-        most = self._most_sensible(start.kept, damages)
-        found, count, failed = None, min(1, most), 0
-        while found is None and count > failed:
-            tried = self._finite(self._with(start.kept, damages[:count]))
-            if self.holds(tried.fused):
-                found = tried
-            else:
-                failed, count = count, min(2 * count, most)
-        if found is None:
-            raise self._hopeless(start, damages)
+        errors = np.square(start.answered - self._exact).reshape(len(self._exact), -1).sum(1)
+        hardest = np.argsort(-errors)
+        damages = self._damages(start, hardest[:1])
+        enough, count, failed = False, 1, 0
+        while not enough:
+            count = self._most_sensible(start.kept, damages.first(count))
+            if count == failed:
+                raise self._hopeless(start, damages.first(5))
+            enough = self._holds_with(self._with(start.kept, damages.first(count)), hardest)
+            if not enough:
+                failed, count = count, 2 * count
         while count - failed > 1:
             middle = (count + failed) // 2
-            tried = self._finite(self._with(start.kept, damages[:middle]))
-            if self.holds(tried.fused):
-                found, count = tried, middle
+            if self._holds_with(self._with(start.kept, damages.first(middle)), hardest):
+                count = middle
             else:
                 failed = middle
-        return found
+        return self._finite(self._with(start.kept, damages.first(count)))
 
-    def _most_sensible(self, kept: Reasons, damages: list[tuple[RoundingGroup, float]]) -> int:
+    def _holds_with(self, kept: Reasons, order: NDArray[np.int64]) -> bool:
+        """Whether the forecast holds with `kept`; inputs in this order, until one fails."""
+        session = self._session(emulated(self._typed(kept), "fused"))
+        answered = self._exact.copy()
+        for at in range(0, len(order), _BATCH):
+            rows = order[at : at + _BATCH]
+            answered[rows] = session.run_all(self._inputs[rows])[0]
+            if not self.holds(self.compared(answered)):
+                return False
+        return True
+
+    def _most_sensible(self, kept: Reasons, damages: list[Damage]) -> int:
         """How many of the groups may stay in float32 until too many products do."""
         products = {str(n.name) for n in self._graph.graph if n.op_type in PRODUCTS}
         allowed = _MOST_PRODUCTS * len(products)
@@ -157,8 +169,8 @@ class HalfSearch:
         within = (n for n in counts if len(products & {*self._with(kept, damages[:n])}) <= allowed)
         return next(within, 0)
 
-    def _damages(self, start: Typed) -> list[tuple[RoundingGroup, float]]:
-        """Every group with the output's error when it alone rounds, in deviations; worst first."""
+    def _damages(self, start: Typed, rows: NDArray[np.int64]) -> WorstFirst:
+        """The groups of the typed graph by their damage to these inputs; for a ranking one does."""
         weights = {
             name: value.const_value
             for name, value in self._graph.graph.initializers.items()
@@ -167,16 +179,16 @@ class HalfSearch:
         model, groups = switchable(start.graph, weights)
         session = self._session(model)
         spread = float((self._exact - self._exact.mean(0)).std())
-        found = []
-        for index, group in enumerate(groups):
-            switches = np.arange(len(groups)) == index
-            # A ranking: a few inputs do for it.
-            answered = session.run_all(self._inputs[:_BATCH], {SWITCHES: switches})[0]
-            error = float(np.sqrt(np.mean((answered - self._exact[:_BATCH]) ** 2))) / spread
-            found.append((group, error if np.isfinite(error) else np.inf))
-        return sorted(found, key=lambda entry: entry[1], reverse=True)
 
-    def _with(self, kept: Reasons, damages: list[tuple[RoundingGroup, float]]) -> Reasons:
+        def error(rounding: range) -> float:
+            switches = np.isin(np.arange(len(groups)), rounding)
+            answered = session.run_all(self._inputs[rows], {SWITCHES: switches})[0]
+            found = float(np.sqrt(np.mean((answered - self._exact[rows]) ** 2))) / spread
+            return found if np.isfinite(found) else np.inf
+
+        return WorstFirst(groups, error)
+
+    def _with(self, kept: Reasons, damages: list[Damage]) -> Reasons:
         """`kept` and what keeps these groups' values in float32: who answers, who reads."""
         groups = half_plan.Groups(self._graph.graph)
         more = dict(kept)
@@ -198,7 +210,7 @@ class HalfSearch:
         named = [*self._graph.graph.inputs, *(v for n in self._graph.graph for v in n.outputs)]
         return next(value for value in named if value.name == source.name)
 
-    def _hopeless(self, start: Typed, damages: list[tuple[RoundingGroup, float]]) -> ExportError:
+    def _hopeless(self, start: Typed, damages: list[Damage]) -> ExportError:
         worst = ", ".join(f"{group.nodes[-1].name} ({error:.3g})" for group, error in damages[:5])
         return ExportError(
             f"{self._half.name} does not keep the model's answers "
