@@ -141,7 +141,7 @@ def test_what_cannot_be_built_is_said_and_fails(kit: Path, device: dict[str, str
     none = python(arguments, kit.parent, device)
     require_one_error(none, 6, "no engine of the plan could be built and judged", "doctor")
     done = python([*arguments, "--backend", "onnxruntime"], kit.parent, device)
-    require_one_error(done, 6, "1 of 2 engines failed here: tensorrt fp32", "doctor")
+    require_one_error(done, 6, "1 of 2 engines failed here: FP32 on TensorRT", "doctor")
     with zipfile.ZipFile(kit / "results.zip") as archive:
         report = json.loads(archive.read("results/report.json"))
     assert {row["backend"]: row["status"] == "failed" for row in report["rows"]} == {
@@ -154,7 +154,7 @@ def test_speeds_that_are_not_known_are_no_success(kit: Path, device: dict[str, s
     """No round of a timing fits into so little time that it could settle."""
     arguments = [str(kit / "run_kit.py"), "--seconds", "1", "--batch", "64"]
     done = python([*arguments, "--backend", "onnxruntime"], kit.parent, device)
-    require_one_error(done, 7, "timings did not settle: onnxruntime fp32", "--seconds")
+    require_one_error(done, 7, "timings did not settle: FP32 on ONNX Runtime", "--seconds")
     assert "ship" not in done.output.replace("Do not ship", "").lower()
     assert (kit / "results.zip").is_file()
 

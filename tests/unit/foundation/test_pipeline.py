@@ -77,5 +77,5 @@ def test_it_ends_the_run_where_nobody_asked_to_go_on(timed: list[str], tmp_path:
 def test_nothing_left_is_an_error(timed: list[str], tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no engine of the plan") as caught:
         run(["openvino", "tensorrt"], tmp_path, keep_going=True)
-    assert "openvino fp32" in str(caught.value)
+    assert "FP32 on OpenVINO" in str(caught.value)
     assert not timed
