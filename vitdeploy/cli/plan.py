@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,15 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import PATH, json_option, workspace
+
+Row = tuple[str, str, str]
+"""Name, precision and reason of a node."""
+
+_WIDTH = 100
+_INDENT = " " * 13
+_LAYER = re.compile(r"(?<=\.)\d+(?=[./])")
+_AGAIN = re.compile(r"_\d+$")
+"""What the exporter adds to the second node of its kind in a module."""
 
 
 @click.command()
@@ -30,9 +41,10 @@ from vitdeploy.cli.options import PATH, json_option, workspace
     help="openvino, onnxruntime, tensorrt or tensorrt-rtx.",
 )
 @click.option("--target", help="cpu, sm89, jetson-orin, or several: sm86,sm89,sm120.")
+@click.option("--all", "every", is_flag=True, help="A line for each node (JSON has them all too).")
 @json_option
-def command(graph: Path | None, as_json: bool, **options: Any) -> None:
-    """Show what would be quantized in GRAPH, node by node, and why (default: the newest graph).
+def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> None:
+    """Show what would be quantized in GRAPH, and why (default: the newest graph).
 
     Nothing is run or written. The plan depends on the graph, the options and
     the target; --max-drop of build-engine may take further layers back to float.
@@ -73,9 +85,62 @@ def command(graph: Path | None, as_json: bool, **options: Any) -> None:
         ],
     }
     lines = [f"{model.path}: {len(quantized)} nodes in {numbers}, {len(kept)} in {rest}"]
-    width = max(len(name) for name, _, _ in rows)
-    lines += [f"  {precision:4}  {name:{width}}  {reason}" for name, precision, reason in rows]
+    lines += _each(rows) if every else _grouped(rows)
     console.emit(as_json, record, "\n".join(lines))
+
+
+def _each(rows: list[Row]) -> list[str]:
+    width = max(len(name) for name, _, _ in rows)
+    return [f"  {precision:4}  {name:{width}}  {reason}" for name, precision, reason in rows]
+
+
+def _grouped(rows: list[Row]) -> list[str]:
+    """A paragraph for each reason: how many nodes, and which, layers of one kind together."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, precision, reason in rows:
+        groups.setdefault((precision, reason), []).append(name)
+    lines = []
+    for (precision, reason), names in groups.items():
+        lines.append(f"  {precision:4} {len(names):4}  {reason}")
+        lines += textwrap.wrap(
+            ", ".join(_of_one_kind(names)),
+            _WIDTH,
+            initial_indent=_INDENT,
+            subsequent_indent=_INDENT,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines
+
+
+def _of_one_kind(names: list[str]) -> list[str]:
+    """Names that differ in the numbers of their layers alone, as one: 'blocks.0-11.mlp.fc1/MatMul'.
+
+    Where several numbers differ (Swin), 'layers.*.blocks.*.mlp.fc1/MatMul (12)'.
+    """
+    kinds: dict[str, list[list[int]]] = {}
+    for name in names:
+        kind = _LAYER.sub("*", _AGAIN.sub("", name))
+        kinds.setdefault(kind, []).append([int(number) for number in _LAYER.findall(name)])
+    found = []
+    for kind, numbers in kinds.items():
+        if kind.count("*") == 1:
+            found.append(kind.replace("*", _ranges(sorted({layer for (layer,) in numbers}))))
+        else:
+            found.append(f"{kind} ({len(numbers)})" if len(numbers) > 1 else kind)
+    return found
+
+
+def _ranges(numbers: list[int]) -> str:
+    """[0, 1, 2] to '0-2', [0, 1, 2, 5] to '[0-2,5]'."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    text = ",".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+    return text if len(spans) == 1 else f"[{text}]"
 
 
 def _planned(model: Any, options: Any) -> tuple[dict[str, str], dict[str, str], str, str]:

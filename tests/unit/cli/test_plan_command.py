@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from vitdeploy.artifacts.onnx_model import (
 )
 from vitdeploy.calibration.plan import plan
 from vitdeploy.calibration.qdq import insert_qdq
-from vitdeploy.cli.plan import command
+from vitdeploy.cli.plan import _of_one_kind, command
 from vitdeploy.demo import assets
 from vitdeploy.errors import CalibrationError, InputError
 from vitdeploy.export.precision import to_half
@@ -91,14 +92,39 @@ def test_every_computing_node_stands_there_once(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_people_read_lines() -> None:
-    done = run(GRAPH, "--int8")
+def test_people_read_a_paragraph_for_each_reason() -> None:
+    kept = "blocks.2.mlp.fc2/MatMul"
+    done = run(GRAPH, "--int8", "--keep", kept)
     lines = done.stdout.splitlines()
-    found = nodes(GRAPH)
+    found = nodes(GRAPH, "--keep", kept)
     quantized = sum(precision == "int8" for precision, _ in found.values())
     assert lines[0].endswith(f"{quantized} nodes in int8, {len(found) - quantized} in fp32")
-    assert len(lines) == 1 + len(found)
+    heads = [line.split(maxsplit=2) for line in lines if line[2:3] not in ("", " ")][1:]
+    counted = {(precision, why): int(count) for precision, count, why in heads}
+    assert counted == Counter(found.values())
+    assert len(lines) < len(found) / 4
+    text = " ".join(line.strip() for line in lines)
+    assert "blocks.0-4.mlp.fc1/MatMul, blocks.[0-1,3-4].mlp.fc2/MatMul, head/Gemm" in text
+    assert lines[-1].strip() == kept
     assert "backend: " in done.stderr
+
+
+def test_every_node_has_a_line_where_that_is_asked_for() -> None:
+    lines = run(GRAPH, "--all").stdout.splitlines()
+    found = nodes(GRAPH)
+    assert [tuple(line.split(maxsplit=2)) for line in lines[1:]] == [
+        (precision, name, reason) for name, (precision, reason) in found.items()
+    ]
+
+
+def test_numbers_of_stages_and_blocks_stand_together() -> None:
+    names = [f"layers.{s}.blocks.{b}.mlp.fc1/MatMul" for s in range(2) for b in range(3)]
+    assert _of_one_kind([*names, "layers.1.downsample/MatMul_1", "a/MatMul_12", "x.3"]) == [
+        "layers.*.blocks.*.mlp.fc1/MatMul (6)",
+        "layers.1.downsample/MatMul",
+        "a/MatMul",
+        "x.3",
+    ]
 
 
 def test_the_target_decides_attention_and_the_rest() -> None:
