@@ -262,7 +262,7 @@ class Workspace:
         entry = str(given)
         if given is None:
             entry = getattr(self.recipe.data, part)
-            if entry is None or not (source is None or self._is_recipe_model(source)):
+            if entry is None or not (source is None or self.is_own(source)):
                 return None
             if announced:
                 self.announce(f"{part} images: {entry} (from {FILE_NAME})")
@@ -290,9 +290,10 @@ class Workspace:
 
     def knows(self, source: SourceDescription) -> bool:
         """Whether the recipe names this very model and images to judge it on."""
-        return self.recipe.data.evaluation is not None and self._is_recipe_model(source)
+        return self.recipe.data.evaluation is not None and self.is_own(source)
 
-    def _is_recipe_model(self, source: SourceDescription) -> bool:
+    def is_own(self, source: SourceDescription) -> bool:
+        """Whether this is the model that the recipe names."""
         return self.recipe.model is not None and self._recognition()(source)
 
     def _newest(self, kind: Literal["onnx", "engine"], precision: str | None) -> Path | None:

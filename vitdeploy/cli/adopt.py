@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli import console
+from vitdeploy.cli.next_step import command_line
 from vitdeploy.cli.options import (
     PATH,
     ModelName,
@@ -94,7 +95,7 @@ def command(
     images = None if data is None else scan(data)
     adopted = adoption.adopt(graph, output or place.output, options, images=images, progress=sink)
     recognised = adoption.recognise(adopted)
-    console.emit(as_json, _record(adopted, recognised), _in_words(graph, adopted, recognised))
+    console.emit(as_json, _record(adopted, recognised), _in_words(graph, adopted, recognised, data))
 
 
 def _lines_of(path: Path) -> tuple[str, ...]:
@@ -120,12 +121,13 @@ def _record(adopted: Any, recognised: Any) -> dict[str, Any]:
     }
 
 
-def _in_words(graph: Path, adopted: Any, recognised: Any) -> str:
+def _in_words(graph: Path, adopted: Any, recognised: Any, data: Path | None) -> str:
     description = adopted.description
     check = description.verification
     kind = "images" if check.real_images else "noise images"
     height, width = description.resolution
     opened = any(each.startswith("open_batch") for each in description.passes)
+    calibrated = ["--int8", "--calib", data] if data else []
     lines = [
         f"{adopted.path}",
         f"  {height}x{width}, fp32, {adopted.size_bytes / 1e6:.1f} MB, opset {description.opset}"
@@ -134,6 +136,7 @@ def _in_words(graph: Path, adopted: Any, recognised: Any) -> str:
         f"  it equals {graph.name} on {check.images} {kind} at batch 1, 2 and 5: largest "
         f"difference {check.max_error:.1e} deviations of the {description.output}",
         f"  images: {description.source.preprocessing.describe_at(description.resolution)}",
-        f"  next: vitdeploy build-engine {adopted.path} --int8 --calib FOLDER",
+        f"  next: {command_line('build-engine', adopted.path, *calibrated)}"
+        + ("" if data else " (INT8: with --int8 --calib FOLDER)"),
     ]
     return "\n".join(lines)

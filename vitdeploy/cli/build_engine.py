@@ -9,6 +9,7 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.calibrate import show_findings
+from vitdeploy.cli.next_step import evaluation_of
 from vitdeploy.cli.options import (
     PATH,
     SEED,
@@ -113,7 +114,14 @@ def command(
     )
     typed = api.with_precision(model, request, folder, progress=sink)
     engine = api.build_engine(typed, backend, folder, how, progress=sink)
-    _show(as_json, engine, typed, _evaluation_of(engine, place, bool(graph or output), model.path))
+    following = evaluation_of(
+        engine,
+        place,
+        named=bool(graph or output),
+        graph=model.path,
+        images=options["evaluation"],
+    )
+    _show(as_json, engine, typed, following)
 
 
 def _numbers(options: Any) -> Literal["int8", "fp8"] | None:
@@ -198,7 +206,7 @@ def _gates(options: Any, place: Any, model: Any) -> Any:
     return Gates(max_drop_points=options["max_drop"], evaluation=images, force=options["force"])
 
 
-def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
+def _show(as_json: bool, engine: Any, typed: Any, following: str) -> None:
     manifest = engine.manifest
     record = {
         "path": str(engine.path),
@@ -224,21 +232,8 @@ def _show(as_json: bool, engine: Any, typed: Any, next_step: str) -> None:
             f"{len(quantization.folded)} outliers folded away, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )
-    lines.append(f"  next: {next_step}")
+    lines.append(f"  {following}")
     console.emit(as_json, record, "\n".join(lines))
-
-
-def _evaluation_of(engine: Any, place: Any, named: bool, graph: Path) -> str:
-    """The command that judges the engine; what the recipe does not hold is asked for."""
-    source = engine.manifest.model.source
-    parts = ["vitdeploy evaluate"]
-    if named:
-        parts.append(str(engine.path))
-    if not place.knows(source):
-        # The source's own name is no file's: what it was loaded from is not kept.
-        model = graph if source.library == "onnx" else "MODEL"
-        parts.append(f"--model {model} --data FOLDER")
-    return " ".join(parts)
 
 
 def _exported(place: Any, folder: Path, sink: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vitdeploy.cli import console
+from vitdeploy.cli.next_step import command_line
 from vitdeploy.cli.options import PATH, SEED, json_option, workspace
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def command(
     drawn = place.draw_calibration_set(folder, _described(model, place), draw, sink)
     path = output or place.output / f"calibration-{drawn.digest[:8]}.json"
     save_calibration_set(drawn, path)
-    _show(drawn, path, as_json)
+    _show(drawn, path, model, as_json)
 
 
 def show_findings(drawn: CalibrationSet, *, as_json: bool) -> None:
@@ -143,7 +144,7 @@ def _described(model: Path | None, place: Workspace) -> SourceDescription | None
     return source
 
 
-def _show(drawn: CalibrationSet, path: Path, as_json: bool) -> None:
+def _show(drawn: CalibrationSet, path: Path, graph: Path | None, as_json: bool) -> None:
     from vitdeploy.artifacts.calibration import read_manifest
     from vitdeploy.artifacts.files import plain
 
@@ -159,4 +160,6 @@ def _show(drawn: CalibrationSet, path: Path, as_json: bool) -> None:
         each = str(most) if fewest == most else f"{fewest} to {most}"
         classes = f" of {len(counts)} classes, {each} each"
     click.echo(f"{path}\n  {len(drawn)} images{classes}; seed {drawn.seed}")
-    click.echo(f"  next: vitdeploy build-engine --int8 --calib {path}")
+    named = [graph] if graph is not None and graph.suffix == ".onnx" else []
+    line = command_line("build-engine", *named, "--int8", "--calib", path)
+    click.echo(f"  next: {line}")

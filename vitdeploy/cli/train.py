@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli import console
+from vitdeploy.cli.next_step import command_line
 from vitdeploy.cli.options import (
     LARGEST_BATCH,
     LONGEST_SIDE,
@@ -147,7 +148,7 @@ def command(
         as_json,
         record,
         f"{output}: {last.epoch} epochs, loss {last.loss:.3f}{top1}\n"
-        f"  next: vitdeploy export {output} --res ...",
+        f"  next: {command_line('export', output)}",
     )
 
 
