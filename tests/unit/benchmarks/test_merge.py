@@ -101,7 +101,7 @@ class TestOneMachine:
         assert [device.name for device in merged.devices] == [
             "A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4",
         ]  # fmt: skip
-        assert merged.heading().endswith("on 2 devices")
+        assert merged.heading().endswith("in 2 environments")
         (rows, _) = (
             [(cells[0], cells[5]) for _, cells in rows_of(device)] for device in merged.devices
         )

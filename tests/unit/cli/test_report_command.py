@@ -36,7 +36,7 @@ def test_two_devices_become_one_comparison(tmp_path: Path) -> None:
     assert found.exit_code == 0, found.output
     assert "FP16 on TensorRT (sm89) is the fastest" in found.output
     for name in ("merged.md", "merged.html"):
-        assert "at 224x224 on 2 devices" in (tmp_path / "out" / name).read_text()
+        assert "at 224x224 in 2 environments" in (tmp_path / "out" / name).read_text()
     found = run(*names, "--json", "-o", str(tmp_path / "out"))
     devices = json.loads(found.stdout)["devices"]
     assert [device["name"] for device in devices] == ["A CPU @ 2.5 GHz, 4 cores", "NVIDIA L4"]

@@ -43,9 +43,9 @@ class MergedReport:
     kind: str = "merged-report"
 
     def heading(self) -> str:
-        """'vit_tiny at 224x224 on 3 devices'."""
+        """'vit_tiny at 224x224 in 3 environments': some may be of one CPU."""
         count = len(self.devices)
-        return f"{self.title} on {count} device{'s' if count > 1 else ''}"
+        return f"{self.title} in {count} environment{'s' if count > 1 else ''}"
 
     def verdict(self) -> str:
         """The fastest engine of all that holds its accuracy, and whether its speed is known."""
