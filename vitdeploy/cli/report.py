@@ -272,7 +272,11 @@ def _benchmark(engines: list[Engine], note: Say) -> BenchmarkResult | None:
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.cli.benchmark import FILE_NAME
 
-    path = engines[0].path.with_name(FILE_NAME)
+    # What engines took is compared within one run, and each folder holds one.
+    path, *others = dict.fromkeys(engine.path.with_name(FILE_NAME) for engine in engines)
+    for other in others:
+        if other.exists():
+            note(f"{_LEFT_OUT}{other} is of another run: report on each folder, and merge those")
     result = _finding(path, BenchmarkResult, note)
     if result is None:
         note("not timed yet: run `vitdeploy benchmark`")

@@ -10,9 +10,11 @@ import pytest
 from click.testing import CliRunner
 from report_samples import L4, accuracy, report
 
+from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import to_json
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.cli import cli
+from vitdeploy.cli.report import _benchmark
 from vitdeploy.errors import GateFailedError, InputError
 
 FINE = accuracy(9, 7)
@@ -109,3 +111,16 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], why: str) -> None:
     found = run(*arguments)
     assert found.exit_code == 2
     assert why in " ".join(found.output.split())
+
+
+def test_timings_of_another_folder_are_left_out_aloud(tmp_path: Path) -> None:
+    engines = [Engine(tmp_path / folder / "x.engine", None) for folder in "aab"]  # pyright: ignore
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "benchmark.json").write_text("{}")
+    said: list[str] = []
+    assert _benchmark(engines, said.append) is None
+    assert said == [
+        f"left out: {tmp_path / 'b' / 'benchmark.json'} is of another run: report on each folder, "
+        "and merge those",
+        "not timed yet: run `vitdeploy benchmark`",
+    ]
