@@ -121,6 +121,16 @@ def test_an_engine_that_is_missing_or_failed_is_a_regression() -> None:
     assert worse(regressions(fewer, BEFORE)) == []
 
 
+def test_engines_of_one_kind_are_compared_with_themselves_whatever_their_order() -> None:
+    """Two INT8 engines of one runtime, one twice as fast as the other."""
+    slow, fast = again(int8_ms=50).rows[1], again(int8_ms=25).rows[1]
+    slow, fast = replace(slow, engine_digest="ab" * 32), replace(fast, engine_digest="cd" * 32)
+    before, later = (replace(again(), rows=rows) for rows in ((slow, fast), (fast, slow)))
+    assert worse(regressions(before, later)) == []
+    rebuilt = replace(again(), rows=(fast, replace(slow, engine_digest="ef" * 32)))
+    assert worse(regressions(before, rebuilt)) == [(slow.name, "engine")]
+
+
 def test_a_larger_file_is_a_regression() -> None:
     later = again()
     larger = replace(later.rows[1], size_bytes=21_000_000)

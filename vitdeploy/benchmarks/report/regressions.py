@@ -19,7 +19,7 @@ from vitdeploy.errors import GateFailedError, InputError
 
 SCHEMA_VERSION = 1
 _RESAMPLES = 4000
-_Key = tuple[str, str, tuple[str, ...]]
+_Kind = tuple[str, str, tuple[str, ...]]
 
 Judgement = Literal["worse", "better", "same", "gone"]
 
@@ -122,7 +122,8 @@ def regressions(
     tolerance = tolerance or Tolerance()
     require_comparable(before, now)
     _require_same_machine(before, now)
-    older, newer = _by_key(before), _by_key(now)
+    twins = _twins(before) | _twins(now)
+    older, newer = _by_key(before, twins), _by_key(now, twins)
     relative = _same_source(before, now)
     known = {key: row for key, row in older.items() if row.status != "failed"}
     if not known.keys() & newer.keys():
@@ -277,13 +278,20 @@ def _tests(then: ReportRow, there: ReportRow) -> int:
     return len(list(_same_batches(then.throughput, there.throughput))) + both
 
 
-def _by_key(report: Report) -> dict[_Key, ReportRow]:
-    """Rows by what they are; a second engine of the same kind is told by its name."""
-    found: dict[_Key, ReportRow] = {}
-    for row in report.rows:
-        key = (row.backend, row.precision, row.targets)
-        found[(row.name, *key[1:]) if key in found else key] = row
-    return found
+def _twins(report: Report) -> set[_Kind]:
+    """Of what kind a report holds several engines."""
+    kinds = [_kind(row) for row in report.rows]
+    return {kind for kind in kinds if kinds.count(kind) > 1}
+
+
+def _by_key(report: Report, twins: set[_Kind]) -> dict[_Kind | str, ReportRow]:
+    """Rows by their kind; where that is of several engines, by the engine's digest: which of
+    them a new build replaces cannot be known."""
+    return {row.engine_digest if _kind(row) in twins else _kind(row): row for row in report.rows}
+
+
+def _kind(row: ReportRow) -> _Kind:
+    return row.backend, row.precision, row.targets
 
 
 def _same_source(before: Report, now: Report) -> bool:
