@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Literal
 
 from vitdeploy.errors import InputError
@@ -141,8 +142,10 @@ def _parse(name: str) -> Target:
     match = re.fullmatch(r"sm_?(\d+)", _ALIASES.get(name, name))
     if match and int(match[1]) in _KNOWN:
         return Target(f"sm{match[1]}", int(match[1]))
+    generations = [f"sm{number}" for number in _KNOWN]
+    near = get_close_matches(name, [*_ALIASES, *generations], n=1)
     raise InputError(
         f"unknown target {name!r}",
-        hint=f"use cpu, {', '.join(f'sm{number}' for number in _KNOWN)}, "
-        f"or one of {', '.join(_ALIASES)}",
+        hint=(f"did you mean {near[0]}? " if near else "")
+        + f"use cpu, {', '.join(generations)}, or one of {', '.join(_ALIASES)}",
     )

@@ -166,7 +166,10 @@ def test_a_kit_is_named_by_its_folder(packed: Path, kit: Path) -> None:
     with pytest.raises(InputError, match="no kit, it holds kit") as caught:
         read_kit(kit.parent)
     assert str(caught.value.hint).endswith(f"run-kit {kit}")
-    for other in (kit / "images", kit / "nowhere", kit / "run.sh"):
+    with pytest.raises(InputError, match="imagse does not exist") as caught:
+        read_kit(kit / "imagse")
+    assert caught.value.hint == f"did you mean {kit / 'images'}?"
+    for other in (kit / "images", kit / "run.sh"):
         with pytest.raises(InputError, match=f"{other.name} is no kit: it holds no kit.json"):
             read_kit(other)
 
@@ -291,7 +294,7 @@ def test_typed_graphs_are_made_for_the_device(tmp_path: Path, device: dict[str, 
     quantization = models[2].quantization
     assert quantization is not None
     assert any("attn/MatMul" in name for name in quantization.quantized)
-    refused = python([*arguments, "--fp8"], tmp_path, device)
+    refused = python([*arguments[:-1], "other", "--fp8"], tmp_path, device)
     require_one_error(refused, 2, "jetson-orin has no FP8", "jetson-thor")
 
 

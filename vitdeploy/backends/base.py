@@ -191,10 +191,13 @@ def write_cpu_engine(
     return engine
 
 
-def require_cpu_options(options: BuildOptions, runtime: str) -> None:
+def require_cpu_options(
+    options: BuildOptions, runtime: str, precision: str, *, device: str = CPU.name
+) -> None:
     """Raise where a CPU runtime is asked for what it does not have.
 
-    EngineError for a GPU, InputError for TensorRT's own options.
+    EngineError for a GPU, and for FP16 or BF16 arithmetic on a CPU; InputError
+    for TensorRT's own options.
     """
     if any(not target.is_cpu for target in options.targets):
         names = ", ".join(target.name for target in options.targets)
@@ -210,6 +213,12 @@ def require_cpu_options(options: BuildOptions, runtime: str) -> None:
             f"{runtime} has no {', no '.join(foreign)}: TensorRT has",
             hint="leave that out, or name an NVIDIA --target",
         )
+    if device == CPU.name and precision.endswith(("fp16", "bf16")):
+        raise EngineError(
+            f"{precision} would be computed in float32 on a CPU, which says nothing about FP16 "
+            "or BF16",
+            hint="use fp32 or int8-fp32 on a CPU, or name the GPU with --target",
+        )
 
 
 def require_own_options(options: BuildOptions, backend: str) -> None:
@@ -221,20 +230,6 @@ def require_own_options(options: BuildOptions, backend: str) -> None:
                 f"{backend} has no {', no '.join(given)}: {owner} has",
                 hint=f"leave that out, or give --backend {owner}",
             )
-
-
-def require_cpu_graph(
-    model: OnnxModel, options: BuildOptions, runtime: str, *, device: str = CPU.name
-) -> None:
-    """Raise as `require_cpu_options`, and EngineError for FP16 arithmetic on a CPU."""
-    require_cpu_options(options, runtime)
-    precision = model.description.precision
-    if device == CPU.name and precision.endswith(("fp16", "bf16")):
-        raise EngineError(
-            f"{model.path.name} is {precision}: on a CPU it would be computed in float32, "
-            "which says nothing about FP16 or BF16",
-            hint="use fp32 or int8-fp32 on a CPU",
-        )
 
 
 def require_same_machine(engine: Engine, version: str, device_name: str = "") -> None:

@@ -28,7 +28,6 @@ from vitdeploy.backends.base import (
     CpuBuild,
     checked_batch,
     image_input,
-    require_cpu_graph,
     require_cpu_options,
     require_own_options,
     require_same_machine,
@@ -188,9 +187,10 @@ class OnnxRuntimeBackend:
 
     def check_options(self, options: BuildOptions, precision: str) -> None:
         """Raise what a build would, as far as the options tell."""
-        require_cpu_options(options, "ONNX Runtime")
+        device = self._tuning(options).device
+        require_cpu_options(options, "ONNX Runtime", precision, device=device)
         require_own_options(options, self.name)
-        require_provider(_runtime(), options.onnxruntime.device)
+        require_provider(_runtime(), device)
         affinity = options.onnxruntime.affinity
         if affinity:
             require_cores(affinity)
@@ -201,6 +201,11 @@ class OnnxRuntimeBackend:
                 hint=f"give --threads {pinned}: the first is the caller's and is not pinned",
             )
 
+    def _tuning(self, options: BuildOptions) -> OnnxRuntimeOptions:
+        """What is asked for, on this backend's own device where no other is named."""
+        asked = options.onnxruntime
+        return replace(asked, device=self._device) if asked.device == "cpu" else asked
+
     def build(
         self,
         model: OnnxModel,
@@ -208,12 +213,8 @@ class OnnxRuntimeBackend:
         output: Path,
         progress: Progress = SILENT,
     ) -> Engine:
-        if options.onnxruntime.device == "cpu":
-            options = replace(
-                options, onnxruntime=replace(options.onnxruntime, device=self._device)
-            )
-        tuning = options.onnxruntime
-        require_cpu_graph(model, options, "ONNX Runtime", device=tuning.device)
+        tuning = self._tuning(options)
+        options = replace(options, onnxruntime=tuning)
         self.check_options(options, model.description.precision)
         started = time.perf_counter()
         with atomic_path(output) as temporary:

@@ -23,7 +23,6 @@ from vitdeploy.backends.base import (
     ImageInput,
     checked_batch,
     image_input,
-    require_cpu_graph,
     require_cpu_options,
     require_own_options,
     require_same_machine,
@@ -94,7 +93,8 @@ class OpenVinoBackend:
             return Availability(False, reason=f"{error}; {error.hint}")
 
     def check_options(self, options: BuildOptions, precision: str) -> None:
-        require_cpu_options(options, "OpenVINO")
+        device = options.openvino.device.lower()
+        require_cpu_options(options, "OpenVINO", precision, device=device)
         require_own_options(options, self.name)
         _require_device(_runtime().Core(), options.openvino.device)
 
@@ -106,7 +106,6 @@ class OpenVinoBackend:
         progress: Progress = SILENT,
     ) -> Engine:
         asked = options.openvino
-        require_cpu_graph(model, options, "OpenVINO", device=asked.device.lower())
         self.check_options(options, model.description.precision)
         started = time.perf_counter()
         graph, moved = str(model.path), 0

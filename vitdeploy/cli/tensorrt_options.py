@@ -67,7 +67,8 @@ _OPTIONS = [
         "--workspace",
         "workspace_mib",
         type=click.IntRange(1, 1 << 24),
-        help="MiB that kernels may use (TensorRT).",
+        metavar="MIB",
+        help="MiB that kernels may use, as in 4096 (TensorRT).",
     ),
     click.option(
         "--opt-level",

@@ -7,7 +7,7 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from vitdeploy.artifacts.files import file_digest, from_json, read_text, reading
+from vitdeploy.artifacts.files import file_digest, from_json, near_path, read_text, reading
 from vitdeploy.errors import InputError
 
 MANIFEST = "kit.json"
@@ -50,6 +50,10 @@ def require_kit(folder: Path) -> None:
             hint=f"unpack it (python -m zipfile -e {folder} .) and name the folder that it makes",
         )
     with reading(folder, "kit"):
+        if not folder.exists():
+            raise InputError(
+                f"kit {folder} does not exist", hint=near_path(folder) or "check the path"
+            )
         kits = sorted(path.parent for path in folder.glob(f"*/{MANIFEST}"))
     if kits:
         raise InputError(

@@ -222,3 +222,15 @@ def test_threads_spin_only_where_nothing_else_wants_the_cores(spinning: bool) ->
     except RuntimeError:
         entry = "not set"
     assert entry == ("not set" if spinning else "0")
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("precision", ["fp16", "int8-fp16", "bf16"])
+def test_half_precision_on_a_cpu_is_refused_before_there_is_a_graph(
+    name: str, precision: str
+) -> None:
+    backend: Any = registry.get(name)
+    with pytest.raises(EngineError, match="says nothing about FP16") as caught:
+        backend.check_options(BuildOptions(), precision)
+    assert "--target" in str(caught.value.hint)
+    backend.check_options(BuildOptions(), "int8-fp32")
