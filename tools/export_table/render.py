@@ -30,9 +30,10 @@ state dict of the native size, whose weights are random (no hub was in reach) an
 mistake is seen:
 
 - positions and tables of biases have unit deviation or more, LayerScale is around 0.5, the last
-  norms of residual branches around 0.15, queries and keys have unit gain
-  (see `tools/export_table/weights.py`);
-- statistics of batch norms are those of the images;
+  norms of residual branches around 0.15, the ends of convolutional branches 0.3; queries and keys
+  have unit gain (see `tools/export_table/weights.py`);
+- statistics of batch norms are those of the images, the variance of a channel at least half of the
+  channels' mean;
 - classifiers are ridge regressions from the model's own features to the ten classes of the 32
   images, so that answers vary between images and are decided, as those of trained models.
 

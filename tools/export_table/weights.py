@@ -13,8 +13,14 @@ from torch.nn import functional
 CLASSES = 10
 """Of the images the heads are fitted to."""
 
-_POSITIONS = ("pos", "relative", "attention_bias", "rel_", "bias_table")
+_POSITIONS = ("pos_", "_pos", "position", "relative", "attention_bias", "rel_", "bias_table")
 _QUERIES = ("qkv", ".q.", ".k.", ".kv.", "q_proj", "k_proj", "query", "key", "in_proj")
+_BRANCH_ENDS = ("conv3_1x1.weight", "conv3_1x1.bn.weight")
+"""Where inverted bottlenecks (MaxViT, MobileViT) join the residual stream."""
+
+_LEAST_VARIANCE = 0.5
+"""Of a batch norm's channels, of their mean: one that hardly varies would be blown up to noise."""
+
 _SHRINKAGE = 1e-2
 """Of the features' largest variance: weaker directions than that hold more noise than classes."""
 
@@ -23,7 +29,8 @@ def enliven(module: nn.Module, seed: int = 0) -> None:
     """The library's own initialization, except for what it makes too small to be seen.
 
     Positions and tables of biases get unit deviation or more; LayerScale, norms that
-    start at zero, and zeroed or tiny matrices get the size trained ones have.
+    start at zero, and zeroed or tiny matrices get the size trained ones have;
+    convolutional branches get three tenths of their gain, see `_is_of_a_norm`.
     Queries and keys get unit gain: with smaller ones every token attends to all
     alike, and class tokens hardly tell one image from another.
     """
@@ -51,6 +58,8 @@ def enliven(module: nn.Module, seed: int = 0) -> None:
                     parameter.copy_(0.15 + 0.03 * drawn)
             elif _is_layer_scale(name) and float(parameter.abs().mean()) < 0.5:
                 parameter.copy_(0.5 + 0.1 * drawn)
+            if name.endswith(_BRANCH_ENDS):
+                parameter.mul_(0.3)
 
 
 def _channel_attention(module: nn.Module) -> tuple[str, ...]:
@@ -95,6 +104,9 @@ def settle_batch_norms(module: nn.Module, inputs: torch.Tensor) -> None:
     with torch.no_grad():
         module(inputs)
     module.eval()
+    for norm in norms:
+        if norm.running_var is not None:
+            norm.running_var.clamp_(min=_LEAST_VARIANCE * float(norm.running_var.mean()))
 
 
 def fit_heads(module: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> None:

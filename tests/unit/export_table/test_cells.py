@@ -115,13 +115,32 @@ def test_what_libraries_make_too_small_is_seen() -> None:
 
 
 def test_batch_norms_normalize_the_images() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.ReLU(), nn.BatchNorm2d(3))
     inputs = 100 * torch.rand(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     settle_batch_norms(model.eval(), inputs)
     assert not any(part.training for part in model.modules())
     answered = model(inputs).detach()
     assert answered.mean((0, 2, 3)).abs().max() < 1e-3
     assert (answered.std((0, 2, 3)) - 1).abs().max() < 1e-2
+
+
+def test_a_channel_that_hardly_varies_is_not_blown_up() -> None:
+    norm = nn.BatchNorm2d(3).eval()
+    inputs = torch.randn(16, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    inputs[:, 2] *= 1e-4
+    settle_batch_norms(norm, inputs)
+    spread = norm(inputs).detach().std((0, 2, 3))
+    assert (spread[:2] - 1).abs().max() < 0.1
+    assert spread[2] < 1e-3
+
+
+def test_only_positions_get_unit_deviation_not_blocks_of_a_like_name() -> None:
+    model = nn.Module()
+    model.pos_embed = nn.Parameter(torch.zeros(1, 9, 256))
+    model.post_network = nn.Linear(256, 256)
+    enliven(model)
+    assert 0.9 < float(model.pos_embed.detach().std()) < 1.1
+    assert float(model.post_network.weight.detach().std()) < 0.1
 
 
 def test_fitted_heads_tell_images_apart() -> None:
