@@ -11,7 +11,7 @@ from onnx.reference import ReferenceEvaluator
 from vitdeploy.graph.files import RunnableGraph
 
 _GAPS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What it raises where an operator is missing or is not whole, as ConvTranspose in groups (VOLO)."""
+"""Raised where an operator is missing or is not whole, as ConvTranspose in groups (VOLO)."""
 
 
 def answers(graph: bytes | RunnableGraph, inputs: NDArray) -> NDArray[np.float32] | None:
