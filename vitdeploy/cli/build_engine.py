@@ -133,9 +133,17 @@ def _numbers(options: Any) -> Literal["int8", "fp8"] | None:
         if options[one] and options[other]:
             raise click.UsageError(f"--{one} and --{other} exclude each other")
     numbers = "int8" if options["int8"] else "fp8" if options["fp8"] else None
-    for option in ("max_drop", "force"):
-        if options[option] and numbers is None:
-            raise click.UsageError(f"--{option.replace('_', '-')} goes with --int8 or --fp8")
+    given = {
+        "--calib": options["calib"] is not None and not options["fp16"],
+        "--range": options["method"] != "auto",
+        "--keep": bool(options["keep"]),
+        "--no-attention": not options["attention"],
+        "--max-drop": options["max_drop"] is not None,
+        "--force": options["force"],
+    }
+    for option, is_given in given.items():
+        if is_given and numbers is None:
+            raise click.UsageError(f"{option} goes with --int8 or --fp8, and neither was given")
     if options["evaluation"] is not None and options["max_drop"] is None:
         raise click.UsageError("--eval goes with --max-drop")
     return numbers

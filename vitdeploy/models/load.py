@@ -42,6 +42,7 @@ def load_source(request: ModelRequest) -> SourceModel:
 def _from_file(path: Path, request: ModelRequest) -> SourceModel:
     """A checkpoint named as the model: it must say what it is."""
     require_file(path, what="checkpoint")
+    request.require_no_weight_source()
     description = description_in(path) if path.suffix == ".safetensors" else None
     if description is None:
         raise InputError(
@@ -119,6 +120,11 @@ def _require_agreement(path: Path, description: SourceDescription, request: Mode
         raise InputError(
             f"{path} takes {description.in_chans} channels, not {request.in_chans}",
             hint="leave --in-chans out",
+        )
+    if not _agrees(description.model_kwargs, request.model_kwargs or {}):
+        raise InputError(
+            f"{path} was made with the arguments {description.model_kwargs}",
+            hint="leave --model-kwargs out",
         )
     if request.labels is not None and len(request.labels) != classes:
         raise InputError(

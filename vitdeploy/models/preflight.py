@@ -18,8 +18,6 @@ def require_present(request: ModelRequest) -> None:
     A checkpoint named as the model brings its own, a model folder may.
     """
     named = understood(request.name)
-    if named.file is not None:
-        require_file(named.file, what="checkpoint")
     script = Path(named.architecture.rpartition(":")[0])
     if named.library == "python" and script.suffix == ".py":
         require_file(script, what="file of code")
@@ -28,7 +26,10 @@ def require_present(request: ModelRequest) -> None:
             is_folder = request.checkpoint.is_dir()
         if not is_folder:
             require_file(request.checkpoint, what="checkpoint")
-    if named.file is None:
+    if named.file is not None:
+        require_file(named.file, what="checkpoint")
+        request.require_no_weight_source()
+    else:
         request.require_one_weight_source(own=named.folder is not None)
 
 

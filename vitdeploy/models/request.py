@@ -51,6 +51,21 @@ class ModelRequest:
             hint="give one of --checkpoint FILE, --pretrained, --random-weights",
         )
 
+    def require_no_weight_source(self) -> None:
+        """Raise InputError where a checkpoint named as the model is given other weights."""
+        given = {
+            "--checkpoint": self.checkpoint is not None,
+            "--pretrained": self.pretrained,
+            "--random-weights": self.random_weights,
+        }
+        options = [option for option, is_given in given.items() if is_given]
+        if options:
+            raise InputError(
+                f"{Path(self.name).name} brings its own weights, and {' and '.join(options)} "
+                "names others",
+                hint=f"leave {' and '.join(options)} out, or name the architecture with --model",
+            )
+
     def preprocessed(self, source: Callable[[], Preprocessing | None]) -> Preprocessing:
         """The source's preprocessing with the parts replaced that this request gives.
 

@@ -138,15 +138,23 @@ class TestDescribedCheckpoints:
 
     @pytest.mark.parametrize(
         ("change", "option"),
-        [({"num_classes": 4}, "--num-classes"), ({"in_chans": 1}, "--in-chans")],
+        [
+            ({"num_classes": 4}, "--num-classes"),
+            ({"in_chans": 1}, "--in-chans"),
+            ({"model_kwargs": {"depth": 2}}, "--model-kwargs"),
+            ({"random_weights": True}, "--random-weights"),
+            ({"pretrained": True}, "--pretrained"),
+            ({"checkpoint": Path("b.pth")}, "--checkpoint"),
+        ],
     )
     def test_options_that_contradict_it(
-        self, tmp_path: Path, change: dict[str, int], option: str
+        self, tmp_path: Path, change: dict[str, Any], option: str
     ) -> None:
         path = saved(tmp_path / "a.safetensors", tiny())
         with pytest.raises(InputError) as caught:
-            load_source(ModelRequest(name=str(path), **change))  # pyright: ignore[reportArgumentType]
-        assert option in str(caught.value.hint)
+            load_source(ModelRequest(name=str(path), **change))
+        assert f"leave {option} out" in str(caught.value.hint)
+        load_source(ModelRequest(name=str(path), num_classes=3, model_kwargs={"depth": 1}))
 
     def test_a_file_without_one_needs_the_architecture(self, tmp_path: Path) -> None:
         save_file(tiny().module.state_dict(), tmp_path / "plain.safetensors")
