@@ -94,7 +94,7 @@ def test_everything_odd_is_in_one_table(place: Path, cache: Path) -> None:
     for shown in ("unreadable", "CMYK", "EXIF-rotated", "16-bit", "exact duplicates", "trouser"):
         assert shown in outcome.output
     assert "Warning" not in outcome.errors
-    assert "next: vitdeploy build-engine --int8 --calib a.json" in outcome.output
+    assert "next: vitdeploy build-engine GRAPH.onnx --int8 --calib a.json" in outcome.output
 
 
 def built(place: Path, cache: Path, calib: str, *more: str) -> Outcome:

@@ -87,7 +87,7 @@ def command(
     drawn = place.draw_calibration_set(folder, _described(model, place), draw, sink)
     path = output or place.output / f"calibration-{drawn.digest[:8]}.json"
     save_calibration_set(drawn, path)
-    _show(drawn, path, model, as_json)
+    _show(drawn, path, _graph_to_build(model, place), as_json)
 
 
 def show_findings(drawn: CalibrationSet, *, as_json: bool) -> None:
@@ -144,7 +144,15 @@ def _described(model: Path | None, place: Workspace) -> SourceDescription | None
     return source
 
 
-def _show(drawn: CalibrationSet, path: Path, graph: Path | None, as_json: bool) -> None:
+def _graph_to_build(model: Path | None, place: Workspace) -> list[Path]:
+    """What `build-engine` has to be told; nothing where it finds a graph or exports one."""
+    if model is not None and model.suffix == ".onnx":
+        return [model]
+    finds = place.recipe.model is not None or any(place.output.glob("*.onnx"))
+    return [] if finds else [Path("GRAPH.onnx")]
+
+
+def _show(drawn: CalibrationSet, path: Path, graph: list[Path], as_json: bool) -> None:
     from vitdeploy.artifacts.calibration import read_manifest
     from vitdeploy.artifacts.files import plain
 
@@ -160,6 +168,4 @@ def _show(drawn: CalibrationSet, path: Path, graph: Path | None, as_json: bool) 
         each = str(most) if fewest == most else f"{fewest} to {most}"
         classes = f" of {len(counts)} classes, {each} each"
     click.echo(f"{path}\n  {len(drawn)} images{classes}; seed {drawn.seed}")
-    named = [graph] if graph is not None and graph.suffix == ".onnx" else []
-    line = command_line("build-engine", *named, "--int8", "--calib", path)
-    click.echo(f"  next: {line}")
+    click.echo(f"  next: {command_line('build-engine', *graph, '--int8', '--calib', path)}")

@@ -298,7 +298,8 @@ def requested_model(positional: str | None, model: dict[str, Any]) -> ModelReque
     if name is None:
         if given:
             options = ", ".join("--" + key.replace("_", "-") for key in given)
-            raise click.UsageError(f"{options} belong to a model: name it with --model")
+            verb = "belongs" if len(given) == 1 else "belong"
+            raise click.UsageError(f"{options} {verb} to a model: name it with --model")
         return None
     from vitdeploy.models.request import ModelRequest
 
