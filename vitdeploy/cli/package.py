@@ -85,6 +85,8 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     from vitdeploy.artifacts.files import require_file
     from vitdeploy.errors import InputError
 
+    if options["calib"] is not None and not (options["int8"] or options["fp8"]):
+        raise click.UsageError("--calib goes with --int8 or --fp8, and neither was given")
     sink = console.progress()
     place = workspace(sink.note)
     for given in (*options["wheels"], *filter(None, [options["constraints"]])):

@@ -112,6 +112,10 @@ def command(
     from vitdeploy import api
     from vitdeploy.training.destination import Destination
 
+    if options["mixed_odds"] and not options["mixed_res"]:
+        raise click.UsageError("--mixed-odds are those of --mixed-res, which was not given")
+    if idx is not None and data != "fashion-mnist":
+        raise click.UsageError("--idx goes with --data fashion-mnist")
     sink = console.progress()
     destination = Destination(output, resume=options["resume"], overwrite=options["overwrite"])
     _require_other_file(output, options)

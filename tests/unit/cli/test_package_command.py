@@ -100,3 +100,9 @@ def test_so_does_build_engine_of_the_images_for_max_drop(data: Path) -> None:
     done = CliRunner().invoke(build_engine, arguments)
     assert isinstance(done.exception, InputError), done.exception
     assert "cannot be read" in str(done.exception)
+
+
+def test_calibration_images_that_nothing_is_calibrated_with(data: Path) -> None:
+    done = CliRunner().invoke(command, [GRAPH, "--calib", "demo", "--data", "val", "--fp16"])
+    assert done.exit_code == 2
+    assert "--calib goes with --int8 or --fp8" in done.output

@@ -120,3 +120,16 @@ def test_numbers_out_of_bounds(folder: Path, arguments: list[str]) -> None:
     assert done.exit_code == 2
     assert isinstance(done.exception, SystemExit)  # click's own refusal
     assert not (folder / "a.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--mixed-odds", "1,2"], "--mixed-odds are those of --mixed-res"),
+        (["--idx", "."], "--idx goes with --data fashion-mnist"),
+    ],
+)
+def test_options_that_would_do_nothing(folder: Path, arguments: list[str], said: str) -> None:
+    done = run("--random-weights", "-o", "a.safetensors", *arguments)
+    assert done.exit_code == 2
+    assert said in done.output
