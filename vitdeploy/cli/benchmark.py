@@ -89,7 +89,6 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
     from vitdeploy import api
     from vitdeploy.artifacts.engine import COPY_FIRST, beside
     from vitdeploy.artifacts.files import to_json, write_text
-    from vitdeploy.benchmarks.speed.throughput import TimingConfig
 
     sink = console.progress()
     place = workspace(sink.note)
@@ -102,6 +101,9 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
         source = api.load_model(place.model_request(requested_model(None, model)))
         for engine in engines:
             api.require_same_source(source.description, engine.manifest.model)
+
+    from vitdeploy.benchmarks.speed.throughput import TimingConfig
+
     result = api.benchmark(
         engines,
         source,
