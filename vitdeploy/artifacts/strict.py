@@ -18,6 +18,8 @@ from vitdeploy.errors import VitDeployError
 AnyConverter = TypeVar("AnyConverter", bound=cattrs.Converter)
 Record = TypeVar("Record")
 
+_LARGEST = 2**64 - 1
+
 DEEPEST = 64
 """No record of ours is a quarter as deep; a deeper one is made to exhaust the stack."""
 
@@ -111,6 +113,8 @@ def printable(name: str) -> str:
 def _exactly(value: Any, kind: type[Any]) -> Any:
     if type(value) is not kind:
         raise TypeError(f"{value!r} is no {kind.__name__}")
+    if kind is int and abs(value) > _LARGEST:
+        raise TypeError("a number of more than 64 bits")
     return value
 
 

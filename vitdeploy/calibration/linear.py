@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from vitdeploy.graph.geometry import geometry
 from vitdeploy.graph.linears import is_linear
 
 
@@ -31,9 +32,14 @@ class LinearNode:
 
 
 def linear_nodes(model: ir.Model) -> Iterator[LinearNode]:
-    """MatMul and Gemm nodes that multiply an activation with a constant matrix."""
+    """MatMul and Gemm nodes that multiply an activation with a constant matrix.
+
+    What is computed from the size alone, as the resampling of positions in a
+    graph of a range of sizes, is no activation.
+    """
+    placing = geometry(model.graph)
     for node in model.graph:
-        if not is_linear(node) or not _is_plain(node):
+        if node in placing or not is_linear(node) or not _is_plain(node):
             continue
         activation, weight = node.inputs[:2]
         assert activation is not None  # is_linear has looked

@@ -266,6 +266,7 @@ def _readable(images: ImageSet, skip: bool, sink: Any) -> tuple[ImageSet, tuple[
 
     All are read once before anything runs: one broken image at the end would cost the whole run.
     """
+    from vitdeploy.errors import InputError
     from vitdeploy.images import require_readable, unreadable
 
     if not skip:
@@ -274,6 +275,10 @@ def _readable(images: ImageSet, skip: bool, sink: Any) -> tuple[ImageSet, tuple[
     broken = unreadable(images, sink)
     if not broken:
         return images, ()
+    if len(broken) == len(images):
+        raise InputError(
+            f"none of the {len(images)} images can be read", hint="give the folder of other images"
+        )
     names = tuple(images.name(i) for i in broken)
     sink.note(f"left out, unreadable: {', '.join(names)}")
     kept = sorted(set(range(len(images))) - set(broken))

@@ -9,6 +9,7 @@ import onnx_ir as ir
 
 from vitdeploy.export.passes.half import supports
 from vitdeploy.export.passes.uint8_input import SCOPE
+from vitdeploy.graph.geometry import geometry
 from vitdeploy.graph.half import HalfType
 from vitdeploy.graph.rounding import MOVEMENT, RoundingGroup, rounding_groups
 
@@ -16,8 +17,6 @@ HEADROOM = 2.0
 """Values of other images may be larger than those seen: half of the type's range is left free."""
 
 _CARRIERS = MOVEMENT | {"DequantizeLinear"}
-
-_COUNTING = frozenset({"NonZero", "Range", "Shape", "Size"})
 
 Reasons = dict[str, str]
 """Node name to the reason why it stays in float32."""
@@ -41,12 +40,12 @@ def required(model: ir.Model, half: HalfType) -> Reasons:
     graph = model.graph
     opset = graph.opset_imports.get("", 0)
     reasons: Reasons = {}
-    geometry = _depending_on_sizes(graph) - _depending_on_pixels(graph)
+    placing = geometry(graph)
     for node in graph:
         floats = any(value.dtype == ir.DataType.FLOAT for value in node.outputs)
         if not supports(node, half, opset):
             reasons[str(node.name)] = f"ONNX has no {half.name} {node.op_type} at opset {opset}"
-        elif floats and node in geometry and node.op_type not in _CARRIERS:
+        elif floats and node in placing and node.op_type not in _CARRIERS:
             reasons[str(node.name)] = "independent of the pixels: computed from sizes"
         elif floats and str(node.name).startswith(f"{SCOPE}/") and node.op_type not in MOVEMENT:
             reasons[str(node.name)] = "normalizes the bytes of the image"
@@ -150,39 +149,6 @@ class Groups:
 def _values(graph: ir.Graph, names: Iterable[str]) -> Iterable[ir.Value]:
     wanted = set(names)
     return (v for node in graph for v in node.outputs if str(v.name) in wanted)
-
-
-def _depending_on_pixels(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes that the values of the input reach; through Shape only its size passes."""
-    reached: set[ir.Value] = set(graph.inputs)
-    nodes: set[ir.Node] = set()
-    for node in graph:
-        if node.op_type not in ("Shape", "Size") and not reached.isdisjoint(
-            value for value in node.inputs if value is not None
-        ):
-            nodes.add(node)
-            reached.update(node.outputs)
-    return nodes
-
-
-def _depending_on_sizes(graph: ir.Graph) -> set[ir.Node]:
-    """Nodes whose numbers come of sizes and counts. A parameter that is only repeated for the
-    batch, as a learned query is, stays what it is."""
-    reached: set[ir.Value] = set()
-    nodes: set[ir.Node] = set()
-    for node in graph:
-        read = [node.inputs[index] for index in _numbers_read(node)]
-        if node.op_type in _COUNTING or not reached.isdisjoint(v for v in read if v is not None):
-            nodes.add(node)
-            reached.update(node.outputs)
-    return nodes
-
-
-def _numbers_read(node: ir.Node) -> range:
-    """The inputs an operator's numbers come from; the others only say how many, or where."""
-    if node.op_type not in MOVEMENT or node.op_type in ("Concat", "Where"):
-        return range(len(node.inputs))
-    return range(0 if node.op_type == "ConstantOfShape" else 1)
 
 
 def _largest(value: ir.Value) -> float:

@@ -59,6 +59,7 @@ class TestJson:
             ('{"name": "a", "sizes": ["1"]}', "sizes"),
             ('{"name": "a", "sizes": [1.0]}', "sizes"),
             ('{"name": "a", "sizes": [true]}', "sizes"),
+            (f'{{"name": "a", "sizes": [{10**400}]}}', "sizes"),
             ('{"name": "a", "sizes": "12"}', "sizes"),
             ('{"name": "a", "sizes": {"1": 2}}', "sizes"),
             ('{"name": 5, "sizes": []}', "name"),

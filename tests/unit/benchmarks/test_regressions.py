@@ -50,6 +50,23 @@ class TestSpeed:
         assert caught.value.exit_code == 10
         assert found.speed_basis == "the source in the same rounds"
 
+    def test_timings_that_did_not_settle_prove_nothing(self) -> None:
+        slower = again(int8_ms=40)
+        loose = replace(slower, rows=tuple(replace(row, stable=False) for row in slower.rows))
+        for before, now in ((BEFORE, loose), (loose, BEFORE)):
+            found = regressions(before, now)
+            assert worse(found) == []
+            told = [c.in_words() for c in found.changes if c.what.startswith("speed")]
+            assert len(told) == 2
+            assert all("did not settle: time it again" in words for words in told)
+
+    def test_what_is_not_timed_any_more_is_gone(self) -> None:
+        later = again()
+        untimed = replace(later.rows[1], throughput=())
+        found = regressions(BEFORE, replace(later, rows=(later.rows[0], untimed)))
+        assert worse(found) == [("INT8 on ONNX Runtime", "speed at batch 8")]
+        assert "not timed now, gone" in found.regressions()[0].in_words()
+
     def test_a_little_slower_is_within_what_runs_differ_by(self) -> None:
         later = again(int8_ms=25.8)
         assert worse(regressions(BEFORE, later)) == []

@@ -102,6 +102,26 @@ def test_what_is_fed_by_no_activation_is_kept() -> None:
     assert "not a Linear layer" in found.kept["gemm"]
 
 
+def test_what_is_computed_from_the_size_alone_is_no_activation() -> None:
+    """The resampling of positions in a graph of a range of sizes."""
+    text = """
+    <ir_version: 9, opset_import: ["" : 20]>
+    resampled (float[n, 4] x) => (float[n, 4] y)
+    <float[4, 4] weight = {1,0,0,0, 0,1,0,0, 0,0,1,0, 0,0,0,1}, float[1, 4] zero = {0,0,0,0}> {
+        shape = Shape <start = 1> (x)
+        size = Cast <to = 1> (shape)
+        row = Add (size, zero)
+        [positions] placed = MatMul (row, weight)
+        fed = Relu (x)
+        [linear] product = MatMul (fed, weight)
+        y = Add (product, placed)
+    }
+    """
+    found = plan(ir.from_proto(onnx.parser.parse_model(text)))
+    assert [node.name for node in found.linear] == ["linear"]
+    assert "not a Linear layer" in found.kept["positions"]
+
+
 def test_a_graph_without_linear_layers_is_refused() -> None:
     text = """
     <ir_version: 9, opset_import: ["" : 20]>

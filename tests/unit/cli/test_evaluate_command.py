@@ -112,6 +112,13 @@ def test_it_is_left_out_and_listed_where_that_is_asked_for(engine: Engine, image
     assert name in found.output
 
 
+def test_leaving_all_images_out_is_refused(engine: Engine, images: Path) -> None:
+    break_last(images, 20)
+    found = evaluate(engine, images, "--skip-unreadable")
+    assert isinstance(found.exception, InputError)
+    assert "none of the 20 images can be read" in str(found.exception)
+
+
 @pytest.mark.parametrize("fault", ["broken", "few"])
 def test_timings_are_not_lost_for_images_that_do_not_do(
     engine: Engine, images: Path, fault: str, monkeypatch: pytest.MonkeyPatch

@@ -228,7 +228,8 @@ class Report:
         kinds = [row.not_compared for row in self.rows]
         parts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
         told = f" ({', '.join(parts)})" if parts else ""
-        return f"No engine was compared with {self.source_label}{told}: nothing is proven yet."
+        source = self.source_label or "its source"
+        return f"No engine was compared with {source}{told}: nothing is proven yet."
 
     def _judge(self, row: ReportRow) -> str:
         findings, accuracy = self._findings(row), row.accuracy

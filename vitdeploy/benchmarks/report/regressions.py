@@ -21,7 +21,9 @@ SCHEMA_VERSION = 1
 _RESAMPLES = 4000
 _Kind = tuple[str, str, tuple[str, ...]]
 
-Judgement = Literal["worse", "better", "same", "gone"]
+_IN_WORDS = {"unsettled": "not told, the timings did not settle: time it again"}
+
+Judgement = Literal["worse", "better", "same", "unsettled", "gone"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,8 @@ class Change:
 
     `change` is relative for speed and size (-0.1: a tenth slower, or smaller),
     in points of what was lost for accuracy (+0.2: more is lost); `low` to
-    `high` is its interval. Nothing is known of a figure that is `gone`.
+    `high` is its interval. Nothing is known of a figure that is `gone`, and
+    too little where timings of either report are `unsettled`.
     """
 
     engine: str
@@ -78,7 +81,7 @@ class Change:
             )
         return (
             f"{self.engine}, {self.what}: {self.before} before, {self.now} now, "
-            f"{self.judgement}{interval}"
+            f"{_IN_WORDS.get(self.judgement, self.judgement)}{interval}"
         )
 
 
@@ -202,7 +205,9 @@ def _speeds(
         ]
         change, low, high = speed_change(figures[0], figures[1], confidence)
         judgement: Judgement = "same"
-        if high < 0 and change <= -tolerance.speed:
+        if not (old[1].stable and new[1].stable):
+            judgement = "unsettled"
+        elif high < 0 and change <= -tolerance.speed:
             judgement = "worse"
         elif low > 0 and change >= tolerance.speed:
             judgement = "better"
@@ -216,6 +221,11 @@ def _speeds(
             low,
             high,
         )
+    timed = {measured.batch for measured in new[1].throughput}
+    for then in old[1].throughput:
+        if then.batch not in timed:
+            what, before = f"speed at batch {then.batch}", f"{then.ms_per_image():.3g} ms/image"
+            yield Change(old[1].name, what, before, "not timed", "gone")
 
 
 def _rates(report: Report, measured: Measurement, relative: bool) -> NDArray[np.float64]:
