@@ -285,7 +285,7 @@ def require_passing(report: Report) -> None:
             raise kind(
                 f"accuracy {'dropped too far' if verdict == 'fail' else 'is not settled'}: "
                 f"{', '.join(row.name for row in rows)}",
-                hint=f"judge on about {needed:,} images, or allow a larger --max-drop"
+                hint=f"judge on about {needed:,} images"
                 if verdict == "inconclusive" and needed
                 else "the report shows the images that changed",
             )

@@ -15,7 +15,11 @@ op: Any = opset18  # its stubs know no attributes of constants
 
 def table() -> dict[Any, Callable[..., Any]]:
     """Operators whose usual translation some runtime lacks, and ours."""
-    return {torch.ops.aten.col2im.default: fold, torch.ops.aten.im2col.default: unfold}
+    return {
+        torch.ops.aten.col2im.default: fold,
+        torch.ops.aten.im2col.default: unfold,
+        torch.ops.aten.einsum.default: einsum,
+    }
 
 
 def unfold(
@@ -82,6 +86,47 @@ def fold(
         pads=[*padding, *padding],
         strides=list(stride),
     )
+
+
+def einsum(equation: str, tensors: Sequence[Any], path: Sequence[int] | None = None) -> Any:
+    """A batched matrix product as MatMul (MaxViT of torchvision: attention), else Einsum.
+
+    TensorRT takes no capitals in an equation, and no runtime looks for attention in one.
+    """
+    del path  # an order of evaluation, the same numbers
+    orders = _as_product(equation)
+    if orders is None or len(tensors) != 2:
+        plain = equation.replace(" ", "")
+        small = plain.lower()
+        return op.Einsum(*tensors, equation=small if len({*small}) == len({*plain}) else plain)
+    factors = [
+        tensor if list(order) == sorted(order) else op.Transpose(tensor, perm=list(order))
+        for tensor, order in zip(tensors, orders, strict=True)
+    ]
+    return op.MatMul(*factors)
+
+
+def _as_product(equation: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The orders of both factors' axes for MatMul: of 'bid,bjd->bij' (0, 1, 2) and (0, 2, 1).
+
+    None where the equation is no product over one axis that leaves one of each factor.
+    """
+    terms, arrow, answer = equation.replace(" ", "").partition("->")
+    first, _, second = terms.partition(",")
+    if not arrow or not all(term.isalpha() for term in (first, second, answer)):
+        return None
+    shared = [axis for axis in answer if axis in first and axis in second]
+    rows = [axis for axis in first if axis not in second]
+    columns = [axis for axis in second if axis not in first]
+    summed = [axis for axis in first if axis in second and axis not in answer]
+    if [len(rows), len(columns), len(summed)] != [1, 1, 1]:
+        return None
+    left, right = [*shared, *rows, *summed], [*shared, *summed, *columns]
+    if (sorted(left), sorted(right)) != (sorted(first), sorted(second)):
+        return None
+    if answer != "".join([*shared, *rows, *columns]):
+        return None
+    return tuple(map(first.index, left)), tuple(map(second.index, right))
 
 
 def _one_hot_kernels(channels: int, kernel_size: Sequence[int]) -> Any:

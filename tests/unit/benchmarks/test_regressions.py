@@ -156,6 +156,12 @@ def test_a_larger_file_is_a_regression() -> None:
     assert found.regressions()[0].in_words().endswith("worse +5.00 % (+5.00 to +5.00)")
 
 
+def test_the_same_measurements_are_no_comparison() -> None:
+    """Under whatever name, and however often the report was written."""
+    with pytest.raises(InputError, match="the same measurements"):
+        regressions(BEFORE, replace(BEFORE, created="2030-01-01 00:00 UTC"))
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(InputError, match="two machines: cpu"):
         regressions(BEFORE, again(environment=L4))

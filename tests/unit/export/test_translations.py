@@ -52,3 +52,40 @@ def test_columns_and_images(kind: str, name: str) -> None:
     assert not held & {"Range", "Gather", "Col2Im", "ScatterElements", "ScatterND"}
     answered = GraphSession(files.serialize(model)).run(inputs.numpy())
     np.testing.assert_allclose(answered, module(inputs).numpy(), atol=1e-6)
+
+
+class Einsum(nn.Module):
+    """The image against itself, in 8x9 rows and columns."""
+
+    def __init__(self, equation: str, *, turned: bool) -> None:
+        super().__init__()
+        self.equation, self.turned = equation, turned
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        other = image.transpose(-1, -2) if self.turned else image
+        return torch.einsum(self.equation, image, 2 * other)
+
+
+@pytest.mark.parametrize(
+    ("equation", "turned", "kind"),
+    [
+        ("B C I D, B C J D -> B C I J", False, "MatMul"),
+        ("B C I J, B C J D -> B C I D", True, "MatMul"),
+        ("bcdi,bcdj->bcij", False, "MatMul"),
+        ("B C I J, B D I J -> B C D", False, "Einsum"),  # a sum over two axes
+        ("bcid,bcjd->bcji", False, "Einsum"),  # rows and columns exchanged
+        ("bcid,bcid->bcd", False, "Einsum"),  # nothing of its own in either
+    ],
+)
+def test_batched_products_are_products(equation: str, turned: bool, kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(5, *IMAGE, generator=generator)
+    module = Einsum(equation, turned=turned)
+    model = exported(module, IMAGE)
+    assert {node.op_type for node in model.graph} & {"MatMul", "Einsum"} == {kind}
+    equations = [
+        n.attributes["equation"].as_string() for n in model.graph if kind == n.op_type == "Einsum"
+    ]
+    assert all(one.islower() and " " not in one for one in equations)
+    answered = GraphSession(files.serialize(model)).run(inputs.numpy())
+    np.testing.assert_allclose(answered, module(inputs).numpy(), rtol=1e-6, atol=1e-5)

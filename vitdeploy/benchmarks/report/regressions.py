@@ -119,10 +119,15 @@ def regressions(
     reports timed it with the same PyTorch, so that a machine that is busier
     today moves nothing; else as they are.
 
-    Raises InputError where models, images or machines differ, or no engine is
-    in both.
+    Raises InputError where models, images or machines differ, no engine is in
+    both, or both hold the same measurements.
     """
     tolerance = tolerance or Tolerance()
+    if before.rows == now.rows:
+        raise InputError(
+            "both reports hold the same measurements",
+            hint="measure again with `vitdeploy benchmark` and `vitdeploy evaluate` first",
+        )
     require_comparable(before, now)
     _require_same_machine(before, now)
     twins = _twins(before) | _twins(now)
