@@ -33,7 +33,8 @@ mistake is seen:
   norms of residual branches around 0.15, the ends of convolutional branches 0.3; queries and keys
   have unit gain (see `tools/export_table/weights.py`);
 - statistics of batch norms are those of the images, the variance of a channel at least half of the
-  channels' mean;
+  channels' mean (cells of CoAtNet, `maxvit_tiny_tf_224`, LeViT, TinyViT, XCiT, Visformer,
+  EfficientViT and ViTamin were taken without that half and without the 0.3: harder weights);
 - classifiers are ridge regressions from the model's own features to the ten classes of the 32
   images, so that answers vary between images and are decided, as those of trained models.
 

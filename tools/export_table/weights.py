@@ -30,7 +30,8 @@ def enliven(module: nn.Module, seed: int = 0) -> None:
 
     Positions and tables of biases get unit deviation or more; LayerScale, norms that
     start at zero, and zeroed or tiny matrices get the size trained ones have;
-    convolutional branches get three tenths of their gain, see `_is_of_a_norm`.
+    the ends of convolutional branches three tenths of their gain, for the reason in
+    `_is_of_a_norm`.
     Queries and keys get unit gain: with smaller ones every token attends to all
     alike, and class tokens hardly tell one image from another.
     """

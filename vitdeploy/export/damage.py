@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from itertools import islice
 
 import numpy as np
 
@@ -41,4 +40,4 @@ class WorstFirst:
             middle = len(part) // 2
             for half in (part[:middle], part[middle:]):
                 heapq.heappush(self._parts, (-self._error(half), half.start, half))
-        return list(islice(self._found, count))
+        return self._found[:count]

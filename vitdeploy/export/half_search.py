@@ -59,6 +59,7 @@ class HalfSearch:
     ) -> None:
         half_plan.name_nodes(graph.graph)
         self._graph = infer_missing_types(graph)
+        self._groups = half_plan.Groups(self._graph.graph)
         self._half = half
         self._tolerance = tolerance
         self._inputs = inputs
@@ -190,12 +191,11 @@ class HalfSearch:
 
     def _with(self, kept: Reasons, damages: list[Damage]) -> Reasons:
         """`kept` and what keeps these groups' values in float32: who answers, who reads."""
-        groups = half_plan.Groups(self._graph.graph)
         more = dict(kept)
         for group, damage in damages:
             value = self._original(group)
             why = f"rounding {value.name} alone moves the output by {damage:.3g} deviations"
-            for name in groups.around(value):
+            for name in self._groups.around(value):
                 more.setdefault(name, why)
         return more
 

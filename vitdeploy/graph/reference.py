@@ -20,8 +20,9 @@ def answers(graph: bytes | RunnableGraph, inputs: NDArray) -> NDArray[np.float32
     Its sums are pairwise: beside it one sees what a runtime's kernel loses over long ones.
     None where it cannot run the graph.
     """
+    whole = _whole(graph)
     try:
-        evaluator = ReferenceEvaluator(_whole(graph))
+        evaluator = ReferenceEvaluator(whole)
         name = str(evaluator.input_names[0])
         rows = (inputs[at : at + 1] for at in range(len(inputs)))
         firsts = [next(iter(evaluator.run(None, {name: row}))) for row in rows]
