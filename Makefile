@@ -49,15 +49,17 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# Processes of their own for each folder: native libraries of several runtimes pile up in one. Each
-# worker takes whole files and computes with one thread.
-FOLDERS := tests/integration tests/packaging $(filter-out %__pycache__/,$(wildcard tests/unit/*/))
+# Folders that load runtimes into the tests' own process have one each: native libraries of several
+# pile up in one. Each worker takes whole files and computes with one thread.
+BY_ITSELF := $(addprefix tests/unit/,backends benchmarks calibration export graph models tensorrt training)
+TOGETHER := tests/integration tests/packaging \
+  $(filter-out $(BY_ITSELF) %/__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/)))
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' \
   -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 5
 
 unit: setup
-	set -e; for folder in $(FOLDERS); do $(PYTEST) $$folder; done
+	set -e; for folders in '$(TOGETHER)' $(BY_ITSELF); do $(PYTEST) $$folders; done
 
 setup: .venv/.ready
 

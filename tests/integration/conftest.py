@@ -10,13 +10,6 @@ from command_line import ENOUGH, GRAPH, run
 
 from vitdeploy.demo import assets
 
-_LONGEST = ("test_readme.py", "test_demo.py")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first: two workers that take whole files then end together."""
-    items.sort(key=lambda item: item.path.name not in _LONGEST)
-
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     folder = tmp_path_factory.mktemp("demo")
-    command = [sys.executable, "-m", "vitdeploy", "demo", "--seconds", "10"]
+    command = [sys.executable, "-m", "vitdeploy", "demo", "--seconds", "5"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("report.json", "report.md", "report.html"):
