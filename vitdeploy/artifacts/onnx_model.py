@@ -236,10 +236,13 @@ def stem_of(description: ModelDescription, recipe_digest: str) -> str:
 
 
 def recipe_digest(description: ModelDescription) -> str:
-    """Digest of all that decides the graph: source, preprocessing, size, precision, parent."""
+    """Digest of all that decides what the file holds: weights, classes, size, precision, parent."""
+    source = description.source
     parts = (
-        description.source.weights_digest,
-        description.source.preprocessing.digest,
+        source.weights_digest,
+        source.preprocessing.digest,
+        source.labels,
+        source.task,
         description.resolution,
         description.precision,
         description.opset,

@@ -96,6 +96,8 @@ class TestOnnxModel:
             replace(base, parent_digest="p"),
             replace(base, source=replace(source, weights_digest="v")),
             replace(base, source=replace(source, preprocessing=Preprocessing(crop_pct=0.9))),
+            replace(base, source=replace(source, labels=tuple(reversed(source.labels)))),
+            replace(base, source=replace(source, task="multilabel")),
         ]
         assert len({recipe_digest(variant) for variant in variants}) == len(variants)
 
