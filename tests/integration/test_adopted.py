@@ -129,6 +129,8 @@ def test_int8_of_it_keeps_the_accuracy(
     assert result["comparison"]["source_top1"] > 0.85, "labels and preprocessing are the model's"
     refused = run([*judge, "--model", adopted["path"], "--pretrained"], place, cache)
     require_one_error(refused, 2, "is a graph: leave --pretrained out")
+    untimed = run(["benchmark", engine, "--model", adopted["path"]], place, cache)
+    require_one_error(untimed, 2, "no PyTorch model to time it against", hint="--no-source")
 
 
 def test_another_graph_is_no_baseline(

@@ -97,6 +97,7 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
     images = _images(options, sink)
     source = None
     if not options["no_source"]:
+        _require_exported(engines)
         model = {key: options[key] for key in MODEL_KEYS}
         source = api.load_model(place.model_request(requested_model(None, model)))
         for engine in engines:
@@ -120,6 +121,18 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
     _show(result, as_json)
     write_text(written, to_json(result), remedy=COPY_FIRST)
     sink.note(f"written: {written}")
+
+
+def _require_exported(engines: list[Engine]) -> None:
+    from vitdeploy.errors import InputError
+
+    for engine in engines:
+        if engine.manifest.model.source.library == "onnx":
+            raise InputError(
+                f"{engine.path.name} was made from a graph that was taken in: there is no PyTorch "
+                "model to time it against",
+                hint="give --no-source: engines are then compared with the first one",
+            )
 
 
 def _images(options: dict[str, Any], sink: Any) -> ImageSet | None:

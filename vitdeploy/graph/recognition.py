@@ -102,16 +102,18 @@ def recognise(model: ir.Model) -> Recognised:
 
 
 def _attention_lines(attentions: tuple[Attention, ...]) -> Iterator[str]:
-    """Attention by its sizes: 'attention: 12 of 12 heads of 64, 197 tokens, Q, K, V fused'."""
+    """Attention by its sizes: 'attention: 12 blocks with 12 heads of 64, 197 tokens'."""
     kinds = Counter(
         (a.heads, a.head_size, a.tokens, a.masked, len(a.projections)) for a in attentions
     )
     for (heads, head_size, tokens, masked, projections), count in kinds.items():
         shape = f"{_known(heads)} heads of {_known(head_size)}, {_known(tokens)} tokens"
+        shape += ", masked or biased" if masked else ""
         from_what = {0: "", 1: ", Q, K and V from one Linear"}.get(
             projections, f", Q, K and V from {projections} Linear"
         )
-        yield f"attention: {count} of {shape}{', masked or biased' if masked else ''}{from_what}"
+        blocks = "block" if count == 1 else "blocks"
+        yield f"attention: {count} {blocks} with {shape}{from_what}"
 
 
 def _known(number: int | None) -> str:

@@ -199,7 +199,7 @@ def test_what_was_recognised_is_said_in_a_few_lines(tmp_path: Path) -> None:
     path = export(timm_vit(), tmp_path / "vit.onnx", Exporting(14))
     assert recognise(normalized(path)).lines == (
         "recognised: 5 LayerNorm, 2 GELU, 9 Linear, 2 attention",
-        "attention: 2 of 3 heads of 16, 7 tokens, Q, K and V from one Linear",
+        "attention: 2 blocks with 3 heads of 16, 7 tokens, Q, K and V from one Linear",
         "patch embedding: /patch_embed/proj/Conv",
         "not recognised: nothing",
     )
