@@ -140,6 +140,8 @@ def predict(
             hint="name files that hold an image: JPEG, PNG, WebP, BMP, TIFF or GIF",
         )
     label = f"{description.source.name} {description.precision}"
+    if description.resolution_range is not None:
+        label += " at {}x{}".format(*description.resolution)
     return Predictions(label, session.name, kind, tuple(answered), tuple(broken))
 
 

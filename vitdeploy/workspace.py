@@ -117,8 +117,8 @@ class Workspace:
         """The engine named, else the newest one of the recipe's model (of all, without one)."""
         return read_engine(given or self.newest_engine())
 
-    def newest_engine(self) -> Path:
-        """The newest engine file of the recipe's model (of all, without one), announced.
+    def newest_engine(self, *, announced: bool = True) -> Path:
+        """The newest engine file of the recipe's model (of all, without one).
 
         Raises InputError where there is none.
         """
@@ -129,7 +129,8 @@ class Workspace:
                 f"{self.output} holds {what}",
                 hint="run `vitdeploy build-engine` first, or name the .engine file",
             )
-        self.announce(f"engine: {path} (the newest {self._of_which})")
+        if announced:
+            self.announce(f"engine: {path} (the newest {self._of_which})")
         return path
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class Engine:
 
     path: Path
     manifest: EngineManifest
+
+    def at(self, size: tuple[int, int] | None) -> Engine:
+        """As `ModelDescription.at`: it is run at this size, whatever file and manifest say."""
+        return replace(self, manifest=replace(self.manifest, model=self.manifest.model.at(size)))
 
     @property
     def size_bytes(self) -> int:

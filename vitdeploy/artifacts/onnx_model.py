@@ -102,6 +102,18 @@ class ResolutionRange:
                     hint="export it again",
                 )
 
+    def takes(self, size: tuple[int, int]) -> bool:
+        return all(
+            low <= side <= high and side % step == 0
+            for side, low, high, step in zip(size, self.low, self.high, self.step, strict=True)
+        )
+
+    def in_words(self) -> str:
+        """'224x224 to 512x512 in steps of 16'; of another step per side 'of 16x32'."""
+        low, high = (f"{height}x{width}" for height, width in (self.low, self.high))
+        height, width = self.step
+        return f"{low} to {high} in steps of {height if height == width else f'{height}x{width}'}"
+
 
 @dataclass(frozen=True)
 class FallbackStep:
@@ -195,6 +207,26 @@ class ModelDescription:
         """(channels, height, width) of one image."""
         return (self.source.in_chans, *self.resolution)
 
+    def at(self, size: tuple[int, int] | None) -> ModelDescription:
+        """The same graph run at another of its sizes; None leaves it at `resolution`.
+
+        Raises InputError for a size that it does not take.
+        """
+        if size is None or size == self.resolution:
+            return self
+        asked = f"{size[0]}x{size[1]}"
+        if self.resolution_range is None:
+            raise InputError(
+                f"the graph takes {self.resolution[0]}x{self.resolution[1]} only, not {asked}",
+                hint="leave --res out, or export it at that size or for a range (--dynamic-res)",
+            )
+        if not self.resolution_range.takes(size):
+            raise InputError(
+                f"the graph takes {self.resolution_range.in_words()}, not {asked}",
+                hint="name one of these sizes",
+            )
+        return replace(self, resolution=size)
+
 
 @dataclass(frozen=True)
 class OnnxModel:
@@ -203,6 +235,10 @@ class OnnxModel:
     path: Path
     digest: str
     description: ModelDescription
+
+    def at(self, size: tuple[int, int] | None) -> OnnxModel:
+        """As `ModelDescription.at`."""
+        return replace(self, description=self.description.at(size))
 
     @property
     def size_bytes(self) -> int:

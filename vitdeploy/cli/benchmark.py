@@ -20,6 +20,7 @@ from vitdeploy.cli.options import (
     timing_options,
     workspace,
 )
+from vitdeploy.cli.sizes import at_size, size_option
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
@@ -59,6 +60,7 @@ _SCENARIOS = ("single-stream", "multi-stream", "offline", "server")
     help="The latency that 99 % of a server's queries must keep.",
 )
 @click.option("--seed", type=SEED, default=0, show_default=True, help="Of a server's arrivals.")
+@size_option
 @click.option("--data", type=PATH, help="Images: also time the way from files to answers.")
 @model_options
 @threads_option
@@ -87,12 +89,12 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
     from dataclasses import replace
 
     from vitdeploy import api
-    from vitdeploy.artifacts.engine import COPY_FIRST, beside
-    from vitdeploy.artifacts.files import to_json, write_text
+    from vitdeploy.artifacts.engine import beside
+    from vitdeploy.benchmarks.findings import write_finding
 
     sink = console.progress()
     place = workspace(sink.note)
-    engines = [place.engine(path) for path in paths or (None,)]
+    engines = [at_size(place.engine(path), options["size"], sink.note) for path in paths or (None,)]
     written = beside(engines[0].path, FILE_NAME)
     images = _images(options, sink)
     source = None
@@ -119,8 +121,7 @@ def _time_in_turns(paths: tuple[Path, ...], options: dict[str, Any], as_json: bo
     if images is not None:
         result = replace(result, from_files=_from_files(engines, images, options))
     _show(result, as_json)
-    write_text(written, to_json(result), remedy=COPY_FIRST)
-    sink.note(f"written: {written}")
+    write_finding(written, result, sink.note)
 
 
 def _require_exported(engines: list[Engine]) -> None:
@@ -233,11 +234,12 @@ def _run_scenarios(
 ) -> None:
     """Run each engine as MLPerf does, and write '<engine>.scenarios.json' beside it."""
     from vitdeploy import api
-    from vitdeploy.artifacts.engine import COPY_FIRST, beside
-    from vitdeploy.artifacts.files import plain, to_json, write_text
+    from vitdeploy.artifacts.engine import beside
+    from vitdeploy.artifacts.files import plain
+    from vitdeploy.benchmarks.findings import read_finding, write_finding
     from vitdeploy.benchmarks.speed.loadgen import best_driver
     from vitdeploy.benchmarks.speed.scenario_runs import run_scenarios
-    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig
+    from vitdeploy.benchmarks.speed.scenarios import ScenarioConfig, ScenarioResult
 
     chosen = _SCENARIOS if "all" in asked else tuple(dict.fromkeys(asked))
     config = ScenarioConfig(
@@ -252,12 +254,13 @@ def _run_scenarios(
     driver = best_driver()
     sink.note(f"queries are sent by {driver.name}")
     found = []
-    for engine in [place.engine(path) for path in paths or (None,)]:
+    loaded = [at_size(place.engine(path), options["size"], sink.note) for path in paths or (None,)]
+    for engine in loaded:
         written = beside(engine.path, engine.path.stem + SCENARIOS_SUFFIX)
         session = api.load_engine(engine, threads=options["threads"])
         result = run_scenarios(engine, session, chosen, config, driver, sink)
-        write_text(written, to_json(result), remedy=COPY_FIRST)
-        sink.note(f"written: {written}")
+        older = read_finding(written, ScenarioResult, sink.note)
+        write_finding(written, result if older is None else result.with_older(older), sink.note)
         found.append(result)
         for line in () if as_json else result.in_words():
             click.echo(line)

@@ -19,6 +19,7 @@ from vitdeploy.cli.options import (
     threads_option,
     workspace,
 )
+from vitdeploy.cli.sizes import at_size, size_option
 
 if TYPE_CHECKING:
     from vitdeploy.api import Baseline
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Points of top-1 (or mAP) that may be lost, with 95 % confidence.",
 )
+@size_option
 @click.option("--skip-unreadable", is_flag=True, help="Leave broken images out, and list them.")
 @model_options
 @threads_option
@@ -98,21 +100,23 @@ def command(engines: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     if engine is not None and engine.suffix == ".onnx":
         _forecast(engine, place, options, sink, as_json)
     else:
-        _measure(place.engine(engine), place, options, sink, as_json)
+        loaded = at_size(place.engine(engine), options["size"], sink.note)
+        _measure(loaded, place, options, sink, as_json)
 
 
 def _measure(
     loaded: Engine, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
 ) -> None:
     from vitdeploy import api
-    from vitdeploy.artifacts.engine import COPY_FIRST, beside
-    from vitdeploy.artifacts.files import to_json, write_text
+    from vitdeploy.artifacts.engine import beside
+    from vitdeploy.benchmarks.findings import write_finding
+    from vitdeploy.cli.report import ACCURACY_SUFFIX
 
     description = loaded.manifest.model
     request = _request(place, options)
     images = _images(place, description, options)
     # What would be refused in the end is refused before minutes go into the source.
-    written = beside(loaded.path, loaded.path.with_suffix(".accuracy.json").name)
+    written = beside(loaded.path, loaded.path.with_suffix(ACCURACY_SUFFIX).name)
     session = api.load_engine(loaded, threads=options["threads"], alone=False)
     images, left_out = _readable(images, options["skip_unreadable"], sink)
     api.require_unseen(loaded, images)
@@ -128,8 +132,7 @@ def _measure(
     )
     result = replace(found, unreadable=left_out, forecast=forecast)
     _show(as_json, result)
-    write_text(written, to_json(result), remedy=COPY_FIRST)
-    sink.note(f"written: {written}")
+    write_finding(written, result, sink.note)
     _judge(result.comparison)
 
 
@@ -137,14 +140,15 @@ def _forecast(
     path: Path, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
 ) -> None:
     from vitdeploy import api
-    from vitdeploy.artifacts.engine import COPY_FIRST, beside
-    from vitdeploy.artifacts.files import to_json, write_text
+    from vitdeploy.artifacts.engine import beside
     from vitdeploy.artifacts.onnx_model import read_onnx_model
+    from vitdeploy.benchmarks.findings import write_finding
+    from vitdeploy.cli.report import FORECAST_SUFFIX
 
-    graph = read_onnx_model(path)
+    graph = at_size(read_onnx_model(path), options["size"], sink.note)
     request = _request(place, options)
     images = _images(place, graph.description, options)
-    written = beside(path, path.with_suffix(".forecast.json").name)
+    written = beside(path, path.with_suffix(FORECAST_SUFFIX).name)
     images, _ = _readable(images, options["skip_unreadable"], sink)
     baseline = _baseline(graph.description, images, request, options, sink)
     found = api.forecast(
@@ -157,8 +161,7 @@ def _forecast(
         progress=sink,
     )
     _show_forecast(as_json, found, baseline)
-    write_text(written, to_json(found), remedy=COPY_FIRST)
-    sink.note(f"written: {written}")
+    write_finding(written, found, sink.note)
     _judge(found.fused)
 
 
@@ -291,7 +294,11 @@ def _show(as_json: bool, result: EvaluationResult) -> None:
     from vitdeploy.artifacts.files import to_json
 
     c = result.comparison
-    lines = [f"{result.engine_file} against {result.source_label} on {c.images} images"]
+    height, width = result.size()
+    lines = [
+        f"{result.engine_file} against {result.source_label} on {c.images} images at "
+        f"{height}x{width}"
+    ]
     lines += [f"  {name}: {value}" for name, value in c.facts()]
     if c.kind == "classes":
         names = result.model.source.labels or [str(i) for i in range(len(c.classes))]
@@ -315,9 +322,10 @@ def _show_forecast(as_json: bool, found: AccuracyForecast, baseline: Baseline) -
 
     from vitdeploy.artifacts.files import to_json
 
+    at = "" if found.resolution is None else " at {}x{}".format(*found.resolution)
     lines = [
         f"{found.graph_file} ({found.precision}) against {baseline.label} on "
-        f"{found.fused.images} images",
+        f"{found.fused.images} images{at}",
         f"  {found.in_words()}",
     ]
     for name, comparison in (("fused", found.fused), ("worst", found.worst)):

@@ -9,9 +9,11 @@ import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import PATH, json_option, threads_option
+from vitdeploy.cli.sizes import at_size, size_option
 
 if TYPE_CHECKING:
     from vitdeploy.prediction import Prediction, Predictions
+    from vitdeploy.preprocessing import Size
 
 
 @click.command()
@@ -20,10 +22,16 @@ if TYPE_CHECKING:
 @click.option(
     "--top", type=click.IntRange(1, 1000), default=5, show_default=True, help="Answers an image."
 )
+@size_option
 @threads_option
 @json_option
 def command(
-    model: Path, images: tuple[Path, ...], top: int, threads: int | None, as_json: bool
+    model: Path,
+    images: tuple[Path, ...],
+    top: int,
+    size: Size | None,
+    threads: int | None,
+    as_json: bool,
 ) -> None:
     """Labels and scores of IMAGES (files and folders) from an engine or an .onnx graph.
 
@@ -54,6 +62,7 @@ def command(
         )
     named = images_named(images)
     loaded = read_onnx_model(model) if model.suffix == ".onnx" else read_engine(model)
+    loaded = at_size(loaded, size, sink.note)
     found = api.predict(loaded, named, top=top, threads=threads, progress=sink)
     for left_out in found.unreadable:
         sink.note(f"left out: {left_out.reason}")

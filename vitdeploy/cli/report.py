@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from vitdeploy.cli import console
 from vitdeploy.cli.options import PATH, json_option, workspace
+from vitdeploy.cli.sizes import at_size, size_option
 
 if TYPE_CHECKING:
-    from vitdeploy.artifacts.engine import Engine, EngineManifest
+    from vitdeploy.artifacts.engine import Engine
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
     from vitdeploy.benchmarks.report.model import AccuracyForecast, Report
     from vitdeploy.benchmarks.report.positions import ReportedPositions
     from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
+    from vitdeploy.preprocessing import Size
 
-Finding = TypeVar("Finding")
+ACCURACY_SUFFIX = ".accuracy.json"
+FORECAST_SUFFIX = ".forecast.json"
 OfEngine = TypeVar("OfEngine", "EvaluationResult", "ScenarioResult")
 Say = Callable[[str], None]
-_LEFT_OUT = "left out: "
 
 
 @click.command()
@@ -41,8 +43,15 @@ _LEFT_OUT = "left out: "
     show_default=True,
     help="Folder for report.json, report.md and report.html (merged.* of several reports).",
 )
+@size_option
 @json_option
-def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_json: bool) -> None:
+def command(
+    files: tuple[Path, ...],
+    baseline: Path | None,
+    output: Path,
+    size: Size | None,
+    as_json: bool,
+) -> None:
     """Write what was found out about ENGINES (default: the newest engine's folder).
 
     Takes the results that `evaluate` and `benchmark` left beside the engines.
@@ -61,6 +70,8 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
     from vitdeploy.artifacts.files import require_file
 
     reports = [path for path in files if path.suffix == ".json"]
+    if reports and size is not None:
+        raise click.UsageError("--res is of engines: a report is of the size it is of")
     if reports and len(reports) < len(files):
         raise click.UsageError("give engines, or reports (.json), not both")
     if len(reports) > 1 and baseline is not None:
@@ -80,7 +91,7 @@ def command(files: tuple[Path, ...], baseline: Path | None, output: Path, as_jso
     if reports:
         report = read_report(reports[0])
     else:
-        report = _of_engines(files, output, as_json and baseline is None, quiet=as_json)
+        report = _of_engines(files, size, output, as_json and baseline is None, quiet=as_json)
     if before is not None:
         _compare(before, report, output, as_json)
 
@@ -99,7 +110,9 @@ def _require_another(baseline: Path, reports: list[Path], output: Path) -> None:
         )
 
 
-def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet: bool) -> Report:
+def _of_engines(
+    engines: tuple[Path, ...], size: Size | None, output: Path, as_json: bool, *, quiet: bool
+) -> Report:
     """Write the report of engines and what lies beside them."""
     from vitdeploy import api
     from vitdeploy.artifacts.engine import read_engine
@@ -110,9 +123,9 @@ def _of_engines(engines: tuple[Path, ...], output: Path, as_json: bool, *, quiet
     sink = console.progress()
     note = _Notes(sink.note)
     if engines:
-        loaded = [read_engine(path) for path in engines]
+        loaded = [at_size(read_engine(path), size, note) for path in engines]
     else:
-        loaded = _siblings(workspace(note).newest_engine(), note)
+        loaded = _siblings(workspace(note).newest_engine(announced=False), size, note)
     evidence = Evidence(
         engines=loaded,
         evaluations=_evaluations(loaded, note),
@@ -193,39 +206,51 @@ class _Notes:
 
     def left_out(self) -> tuple[str, ...]:
         from vitdeploy.artifacts.strict import printable
+        from vitdeploy.benchmarks.findings import LEFT_OUT
 
-        return tuple(printable(line) for line in self._said if line.startswith(_LEFT_OUT))
+        return tuple(printable(line) for line in self._said if line.startswith(LEFT_OUT))
 
 
-def _siblings(newest: Path, note: Say) -> list[Engine]:
-    """The engines beside `newest` that are of the same model and resolution, damaged ones apart."""
+def _siblings(newest: Path, size: Size | None, note: Say) -> list[Engine]:
+    """The engines beside `newest` of the same model that were made for the same size, or for the
+    one asked for; damaged ones apart."""
     from vitdeploy.artifacts.engine import read_engine, read_manifest
+    from vitdeploy.benchmarks.findings import LEFT_OUT
     from vitdeploy.errors import EngineError, InputError
 
-    def key(manifest: EngineManifest) -> tuple[Any, ...]:
-        return (manifest.model.source.weights_digest, manifest.model.resolution)
-
-    wanted = key(read_manifest(newest))
+    own = read_manifest(newest).model
+    wanted = size or own.resolution
     found = []
     for path in sorted(newest.parent.glob("*.engine")):
+        if path.name.startswith("."):
+            continue
         try:
-            if not path.name.startswith(".") and key(read_manifest(path)) == wanted:
-                found.append(read_engine(path))
+            model = read_manifest(path).model
+            sizes = model.resolution_range if size else None
+            fits = model.resolution == wanted or (sizes is not None and sizes.takes(wanted))
+            if fits and model.source.weights_digest == own.source.weights_digest:
+                found.append(read_engine(path).at(size))
         except (InputError, EngineError) as error:
-            note(f"{_LEFT_OUT}{error}")
+            note(f"{LEFT_OUT}{error}")
     if not found:
+        which = f" for {wanted[0]}x{wanted[1]}" if size else ""
         raise InputError(
-            f"{newest.parent} holds no whole engine", hint="run `vitdeploy build-engine` again"
+            f"{newest.parent} holds no whole engine{which}",
+            hint="run `vitdeploy build-engine` again",
         )
+    note(
+        f"engines: {len(found)} of {own.source.name} at {wanted[0]}x{wanted[1]} in "
+        f"{newest.parent} (the newest is {newest.name})"
+    )
     return found
 
 
 def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult]:
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 
-    found = _beside(engines, ".accuracy.json", EvaluationResult, note)
+    found = _beside(engines, ACCURACY_SUFFIX, EvaluationResult, note)
     for engine in engines:
-        if not engine.path.with_suffix(".accuracy.json").exists():
+        if engine.manifest.engine_digest not in found:
             note(f"not evaluated yet: {engine.path.name}")
     return found
 
@@ -240,64 +265,79 @@ def _scenarios(engines: list[Engine], note: Say) -> dict[str, ScenarioResult]:
 def _beside(
     engines: list[Engine], suffix: str, kind: type[OfEngine], note: Say
 ) -> dict[str, OfEngine]:
-    """What a command left beside each engine, by the engine's digest; of older builds nothing."""
-    found = {}
+    """The newest that a command left beside each engine of its size, by the engine's digest; of
+    older builds nothing."""
+    from vitdeploy.benchmarks.findings import LEFT_OUT, newest_first, read_finding
+
+    found: dict[str, OfEngine] = {}
     for engine in engines:
-        path = engine.path.with_suffix(suffix)
-        result = _finding(path, kind, note)
-        if result is None:
-            continue
-        if result.engine_digest == engine.manifest.engine_digest:
-            found[result.engine_digest] = result
-        else:
-            note(f"{_LEFT_OUT}{path.name} is of an older build of this engine")
+        manifest = engine.manifest
+        for path in newest_first(engine.path.with_suffix(suffix)):
+            result = read_finding(path, kind, note)
+            if result is None:
+                continue
+            if result.engine_digest != manifest.engine_digest:
+                note(f"{LEFT_OUT}{path.name} is of an older build of this engine")
+            elif result.size() not in (None, manifest.model.resolution):
+                note(_of_another_size(path, result.size()))
+            else:
+                found[result.engine_digest] = result
+                break
     return found
 
 
+def _of_another_size(path: Path, size: Size | None) -> str:
+    from vitdeploy.benchmarks.findings import LEFT_OUT
+
+    height, width = size or (0, 0)
+    return f"{LEFT_OUT}{path.name} is of {height}x{width}: report --res {height}x{width} shows it"
+
+
 def forecasts_beside(engines: list[Engine], note: Say) -> dict[str, AccuracyForecast]:
-    """What `evaluate GRAPH` left beside the engines, by the digest of the graph."""
+    """What `evaluate GRAPH` left beside the engines at their size, by the digest of the graph."""
+    from vitdeploy.benchmarks.findings import read_finding
     from vitdeploy.benchmarks.report.model import AccuracyForecast
 
-    wanted = {engine.manifest.model_digest for engine in engines}
+    wanted = {engine.manifest.model_digest: engine.manifest.model for engine in engines}
     folders = dict.fromkeys(engine.path.parent for engine in engines)
     found = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*.forecast.json"))):
-        forecast = _finding(path, AccuracyForecast, note)
-        if forecast is not None and forecast.graph_digest in wanted:
+    for path in (path for folder in folders for path in sorted(folder.glob("*.forecast*.json"))):
+        forecast = read_finding(path, AccuracyForecast, note)
+        if forecast is None or forecast.graph_digest not in wanted:
+            continue
+        if forecast.resolution in (None, wanted[forecast.graph_digest].resolution):
             found[forecast.graph_digest] = forecast
     return found
 
 
 def _benchmark(engines: list[Engine], note: Say) -> BenchmarkResult | None:
+    """The newest run of any of the engines at their size: figures are compared within one run."""
+    from vitdeploy.benchmarks.findings import LEFT_OUT, newest_first, read_finding
     from vitdeploy.benchmarks.speed.throughput import BenchmarkResult
     from vitdeploy.cli.benchmark import FILE_NAME
 
-    # What engines took is compared within one run, and each folder holds one.
     path, *others = dict.fromkeys(engine.path.with_name(FILE_NAME) for engine in engines)
     for other in others:
         if other.exists():
-            note(f"{_LEFT_OUT}{other} is of another run: report on each folder, and merge those")
-    result = _finding(path, BenchmarkResult, note)
-    if result is None:
+            note(f"{LEFT_OUT}{other} is of another run: report on each folder, and merge those")
+    names = {engine.manifest.engine_digest: engine.path.name for engine in engines}
+    chosen = None
+    for each in newest_first(path):
+        run = read_finding(each, BenchmarkResult, note)
+        known = [] if run is None else [d for d in run.engine_digests if d in names]
+        if run is None or not known:
+            continue
+        if run.resolution not in (None, engines[0].manifest.model.resolution):
+            note(_of_another_size(each, run.resolution))
+        elif chosen is None:
+            chosen = run
+        else:
+            only = [names[digest] for digest in known if digest not in chosen.engine_digests]
+            if only:
+                note(
+                    f"{LEFT_OUT}{each.name} timed {' and '.join(only)} in an earlier run; to see "
+                    "engines side by side, name them all in one `vitdeploy benchmark`"
+                )
+    if chosen is None:
         note("not timed yet: run `vitdeploy benchmark`")
-        return None
-    known = {engine.manifest.engine_digest for engine in engines}
-    if not known & set(result.engine_digests):
-        note(f"{_LEFT_OUT}{path} is of other engines")
-        return None
-    return result
-
-
-def _finding(path: Path, kind: type[Finding], note: Say) -> Finding | None:
-    """What a command left beside an engine; None where it is not there or damaged."""
-    from vitdeploy.artifacts.files import from_json, read_text, reading
-    from vitdeploy.errors import InputError
-
-    try:
-        with reading(path, "finding"):
-            if not path.exists():
-                return None
-        return from_json(read_text(path, what="finding"), kind, origin=str(path))
-    except InputError as error:
-        note(f"{_LEFT_OUT}{error}")
-        return None
+    return chosen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -114,7 +116,9 @@ def test_what_makes_no_sense_is_refused(arguments: list[str], why: str) -> None:
 
 
 def test_timings_of_another_folder_are_left_out_aloud(tmp_path: Path) -> None:
-    engines = [Engine(tmp_path / folder / "x.engine", None) for folder in "aab"]  # pyright: ignore
+    manifest: Any = SimpleNamespace(engine_digest="00" * 32)
+    engines = [Engine(tmp_path / folder / "x.engine", manifest) for folder in "aab"]
+    (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "benchmark.json").write_text("{}")
     said: list[str] = []

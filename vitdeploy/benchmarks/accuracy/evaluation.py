@@ -54,6 +54,16 @@ class EvaluationResult:
     images_digest: str = ""
     schema_version: int = SCHEMA_VERSION
 
+    def size(self) -> Size:
+        """(height, width) of the images that the engine saw."""
+        return self.model.resolution
+
+    def supersedes(self, older: EvaluationResult) -> bool:
+        """Whether it is of the same images at the same size, or the other of an older build."""
+        if older.engine_digest != self.engine_digest:
+            return True
+        return (self.images_digest, self.size()) == (older.images_digest, older.size())
+
 
 def logits_of(
     session: Session,

@@ -63,6 +63,7 @@ def forecast(
         precision=description.precision,
         fused=fused,
         worst=compared("worst") if _is_typed(model) else fused,
+        resolution=description.resolution if description.resolution_range else None,
     )
 
 

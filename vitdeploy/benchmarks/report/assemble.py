@@ -11,6 +11,7 @@ from vitdeploy.artifacts.onnx_model import ModelDescription
 from vitdeploy.artifacts.strict import printable
 from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
 from vitdeploy.benchmarks.naming import engine_names
+from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import (
     AccuracyForecast,
     Flip,
@@ -120,7 +121,9 @@ def _row(name: str, engine: Engine, evidence: Evidence) -> ReportRow:
     return replace(
         row,
         status="ok",
-        note="" if evaluation else "timed, not evaluated",
+        note="; ".join(
+            filter(None, ["" if evaluation else "timed, not evaluated", _of_sizes(manifest.model)])
+        ),
         accuracy=None if evaluation is None else evaluation.comparison,
         forecast=row.forecast if evaluation is None else evaluation.forecast or row.forecast,
         throughput=timed.measurements_of(digest) if timed else (),
@@ -128,6 +131,12 @@ def _row(name: str, engine: Engine, evidence: Evidence) -> ReportRow:
         stable=timed is None or all(c.stable for c in timed.comparisons),
         details=replace(_details(timed, digest), scenarios=scenarios),
     )
+
+
+def _of_sizes(model: ModelDescription) -> str:
+    """What was found of an engine for a range of sizes holds for one of them."""
+    sizes = model.resolution_range
+    return f"run at {wording.size(model.resolution)}, takes {sizes.in_words()}" if sizes else ""
 
 
 def _details(benchmark: BenchmarkResult | None, digest: str) -> SpeedDetails:

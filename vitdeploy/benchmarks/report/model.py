@@ -34,7 +34,8 @@ class AccuracyForecast:
 
     `fused` rounds where a runtime's fused kernels end, `worst` after every
     operation (of float32 graphs both are the graph as it is written).
-    `images_digest` names the images, in whatever order.
+    `images_digest` names the images, in whatever order; `resolution` is that of graphs of a
+    range of sizes (None: the graph's only one).
     """
 
     graph_file: str
@@ -43,7 +44,14 @@ class AccuracyForecast:
     precision: str
     fused: AnyComparison
     worst: AnyComparison
+    resolution: tuple[int, int] | None = None
     schema_version: int = SCHEMA_VERSION
+
+    def supersedes(self, older: AccuracyForecast) -> bool:
+        """Whether it is of the same images at the same size, or the other of an older graph."""
+        if older.graph_digest != self.graph_digest:
+            return True
+        return (self.images_digest, self.resolution) == (older.images_digest, older.resolution)
 
     def in_words(self) -> str:
         """'forecast: drop +0.05 to +0.15 points (at most 0.30 to 0.42)'."""

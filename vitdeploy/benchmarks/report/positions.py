@@ -85,4 +85,5 @@ def graph_of(model: ModelDescription, folders: Sequence[Path]) -> Path | None:
 
 
 def _sizes(model: ModelDescription) -> tuple[object, ...]:
-    return (model.resolution, model.resolution_range)
+    """A graph of a range of sizes has one table of positions, whichever it is run at."""
+    return (model.resolution_range or model.resolution,)

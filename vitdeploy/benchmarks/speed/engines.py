@@ -30,7 +30,8 @@ def common_input_shape(engines: Sequence[Engine]) -> tuple[int, int, int]:
     if len(shapes) > 1:
         raise InputError(
             f"the engines take images of different sizes: {sorted(shapes)}",
-            hint="benchmark engines of one resolution together",
+            hint="benchmark engines of one resolution together; --res says at which one of a "
+            "range is run",
         )
     return shapes.pop()
 
@@ -76,6 +77,7 @@ def measure_engines(
             TimedEngine(engine.manifest.backend, engine.manifest.model.precision)
             for engine in engines
         ),
+        resolution=(height, width),
     )
 
 

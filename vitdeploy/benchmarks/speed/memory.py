@@ -15,6 +15,7 @@ from vitdeploy.artifacts.engine import Engine, read_engine
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import image_input
 from vitdeploy.errors import EngineError
+from vitdeploy.preprocessing import Size
 
 _RUNS = 3
 _STATUS = Path("/proc/self/status")
@@ -59,7 +60,8 @@ def peak_memory(engine: Engine, batch: int, *, threads: int | None = None) -> Pe
     EngineError where the process fails.
     """
     command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
-    asked = [str(engine.path.absolute()), str(batch), str(threads or 0)]
+    size = map(str, engine.manifest.model.resolution)
+    asked = [str(engine.path.absolute()), str(batch), str(threads or 0), *size]
     # Its warnings are not ours to judge: only the figures count.
     done = subprocess.run([*command, *asked], capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -86,9 +88,9 @@ def _resident_peak() -> int:
     return most if sys.platform == "darwin" else 1024 * most
 
 
-def _measure(path: Path, batch: int, threads: int | None) -> dict[str, int]:
+def _measure(path: Path, batch: int, threads: int | None, size: Size) -> dict[str, int]:
     before = _resident_peak()
-    engine = read_engine(path)
+    engine = read_engine(path).at(size)
     model = engine.manifest.model
     takes = image_input(model)
     height, width = model.resolution
@@ -102,5 +104,6 @@ def _measure(path: Path, batch: int, threads: int | None) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    found = _measure(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) or None)
+    own_batch, own_threads, *own_size = map(int, sys.argv[2:])
+    found = _measure(Path(sys.argv[1]), own_batch, own_threads or None, (own_size[0], own_size[1]))
     sys.stdout.write(json.dumps(found) + "\n")

@@ -43,6 +43,7 @@ def run_scenarios(
     progress: Progress = SILENT,
 ) -> ScenarioResult:
     """The `chosen` scenarios on seeded noise, within the batches the engine was built for."""
+    model = engine.manifest.model
     largest = min(config.largest_batch, engine.manifest.batch[2])
     images = noise(engine, max(largest, 1))
     streams: list[StreamResult] = []
@@ -61,6 +62,7 @@ def run_scenarios(
         tuple(replace(stream, name=name) for stream in streams),
         None if offline is None else replace(offline, name=name),
         None if server is None else replace(server, name=name),
+        model.resolution if model.resolution_range else None,
     )
 
 

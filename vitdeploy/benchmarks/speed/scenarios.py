@@ -5,7 +5,7 @@ Source: Reddi et al., MLPerf Inference Benchmark, ISCA 2020.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from vitdeploy.benchmarks.speed.latencies import Percentile, percentile
@@ -214,13 +214,45 @@ class ServerResult:
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """What 'scenarios.json' holds: all scenarios of one engine on one machine."""
+    """What 'scenarios.json' holds: all scenarios of one engine on one machine.
+
+    `resolution` is that of engines of a range of sizes (None: the engine's only one).
+    """
 
     engine_digest: str
     streams: tuple[StreamResult, ...] = ()
     offline: OfflineResult | None = None
     server: ServerResult | None = None
+    resolution: tuple[int, int] | None = None
     schema_version: int = SCHEMA_VERSION
+
+    def size(self) -> tuple[int, int] | None:
+        """As `resolution`."""
+        return self.resolution
+
+    def supersedes(self, older: ScenarioResult) -> bool:
+        """Whether every scenario was run again, a server's under the same bound."""
+        if older.engine_digest != self.engine_digest:
+            return True
+        bounds = [found.server and found.server.bound_ms for found in (self, older)]
+        return (
+            self.resolution == older.resolution
+            and {s.scenario for s in older.streams} <= {s.scenario for s in self.streams}
+            and (older.offline is None or self.offline is not None)
+            and (older.server is None or bounds[0] == bounds[1])
+        )
+
+    def with_older(self, older: ScenarioResult) -> ScenarioResult:
+        """Scenarios are run one by one: those that were not run again stay as they were."""
+        if (older.engine_digest, older.resolution) != (self.engine_digest, self.resolution):
+            return self
+        own = {stream.scenario for stream in self.streams}
+        return replace(
+            self,
+            streams=(*(s for s in older.streams if s.scenario not in own), *self.streams),
+            offline=self.offline or older.offline,
+            server=self.server or older.server,
+        )
 
     def in_words(self) -> tuple[str, ...]:
         """A sentence a scenario."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.errors import InputError
@@ -23,3 +24,30 @@ def check_settings(
     ]
     if wrong:
         raise InputError("; ".join(wrong), hint="use the defaults")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimingConfig:
+    """How long and how strictly to time.
+
+    `window` rounds are summed up by their median (rounded up to a multiple of
+    the sessions, so that in each window every session ran equally often in
+    every position); three windows in a row within `tolerance` end the
+    measurement. `min_round_ms` is how long a session runs at least in one
+    round; `max_seconds` bounds all rounds, warm-ups apart.
+    """
+
+    warmups: int = 3
+    min_round_ms: float = 100.0
+    window: int = 6
+    tolerance: float = 0.05
+    max_seconds: float = 120.0
+    accept_unstable: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(
+            self,
+            counts=("warmups", "window"),
+            positive=("tolerance", "max_seconds"),
+            not_negative=("min_round_ms",),
+        )

@@ -15,7 +15,7 @@ from vitdeploy.benchmarks.speed.end_to_end import EndToEnd
 from vitdeploy.benchmarks.speed.machine import Conditions, Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
 from vitdeploy.benchmarks.speed.roofline import MachinePeak, RooflineShare
-from vitdeploy.benchmarks.speed.settings import check_settings
+from vitdeploy.benchmarks.speed.settings import TimingConfig
 from vitdeploy.benchmarks.speed.timing_guards import (
     Clock,
     OwnResults,
@@ -32,33 +32,6 @@ _MIN_ROUNDS = 2
 _MAX_REPEATS = 10_000
 
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimingConfig:
-    """How long and how strictly to time.
-
-    `window` rounds are summed up by their median (rounded up to a multiple of
-    the sessions, so that in each window every session ran equally often in
-    every position); three windows in a row within `tolerance` end the
-    measurement. `min_round_ms` is how long a session runs at least in one
-    round; `max_seconds` bounds all rounds, warm-ups apart.
-    """
-
-    warmups: int = 3
-    min_round_ms: float = 100.0
-    window: int = 6
-    tolerance: float = 0.05
-    max_seconds: float = 120.0
-    accept_unstable: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(
-            self,
-            counts=("warmups", "window"),
-            positive=("tolerance", "max_seconds"),
-            not_negative=("min_round_ms",),
-        )
 
 
 @dataclass(frozen=True)
@@ -166,7 +139,8 @@ class BenchmarkResult:
     the source where `has_source` is set, and with its other forms
     (`source_variants`: compiled, half precision) after that. `engines` are in
     the order of the digests. `conditions` are those before and after.
-    `from_files` has one entry an engine where images were given.
+    `from_files` has one entry an engine where images were given. `resolution` is
+    that of the images, (height, width) (None: by an older version).
     """
 
     engine_digests: tuple[str, ...]
@@ -181,6 +155,7 @@ class BenchmarkResult:
     energy: tuple[Energy, ...] = ()
     memory: tuple[PeakMemory, ...] = ()
     from_files: tuple[EndToEnd, ...] = ()
+    resolution: tuple[int, int] | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -191,6 +166,20 @@ class BenchmarkResult:
                 f"there are timings of {sorted(counts)} sessions for {sessions}",
                 hint="measure again",
             )
+
+    def supersedes(self, older: BenchmarkResult) -> bool:
+        """Whether all that the older run measured was measured again."""
+        return self.resolution == older.resolution and older._measured() <= self._measured()
+
+    def _measured(self) -> set[tuple[str, str, int]]:
+        """(kind of figure, session, batch) of everything that was."""
+        forms = [self.source_label, *self.source_variants] if self.has_source else []
+        sessions = [*forms, *self.engine_digests]
+        return {
+            *(("time", name, c.batch) for name in sessions for c in self.comparisons),
+            *(("memory", found.engine_digest, found.batch) for found in self.memory),
+            *(("files", found.engine_digest, found.batch) for found in self.from_files),
+        }
 
     @property
     def first_engine(self) -> int:
