@@ -16,11 +16,13 @@ from vitdeploy.calibration.attention import (
 from vitdeploy.calibration.grids import INT8, Grid
 from vitdeploy.calibration.linear import LinearNode, linear_nodes
 from vitdeploy.errors import CalibrationError
+from vitdeploy.graph.recognition import first_computation
 from vitdeploy.graph.shapes import Shape
 from vitdeploy.target import CPU, Target
 
+_PATCHES = "patch embedding: about 1 % of the work, 1 to 2 points of agreement if quantized"
 _WHY_FLOAT = {
-    "Conv": "patch embedding: about 1 % of the work, 1 to 2 points of agreement if quantized",
+    "Conv": "convolution: only Linear layers and attention are quantized",
     "Add": "residual stream and bias: quantizing it is what collapses a ViT",
     "LayerNormalization": "needs float32 accumulation; a few channels carry outliers",
     "Softmax": "its small values vanish in INT8",
@@ -120,8 +122,11 @@ def plan(
     quantized = tuple(node for node in linear if node.name not in policy.keep)
     chosen = tuple(p for p in products if p.name not in float_attention)
     names = {node.name for node in [*quantized, *chosen]}
+    first = first_computation(model.graph)
+    patches = {str(first.name): _PATCHES} if first is not None and first.op_type == "Conv" else {}
+    why = {**float_attention, **patches}
     kept = {
-        str(node.name): float_attention.get(str(node.name)) or _reason(node, policy.keep)
+        str(node.name): why.get(str(node.name)) or _reason(node, policy.keep)
         for node in model.graph
         if node.name not in names and _computes(node)
     }

@@ -234,9 +234,12 @@ def _show(as_json: bool, engine: Any, typed: Any, following: str) -> None:
         f"in {manifest.build_seconds:.1f} s",
     ]
     if quantization is not None:
+        from vitdeploy.graph.inspection import read_graph
+
         numbers = manifest.model.precision.partition("-")[0].upper()
+        share = read_graph(typed.path).share_of(quantization.quantized)
         lines.append(
-            f"  {len(quantization.quantized)} nodes in {numbers}, "
+            f"  {len(quantization.quantized)} nodes in {numbers}{console.of_the_work(share)}, "
             f"{len(quantization.folded)} outliers folded away, ranges by "
             f"{quantization.method} from {quantization.images} images"
         )

@@ -19,6 +19,7 @@ from rich.table import Table
 from vitdeploy.progress import Progress, Task
 
 _PLAIN_INTERVAL_S = 15.0
+_LITTLE = 0.5
 
 
 class _BarTask:
@@ -95,3 +96,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def emit(as_json: bool, record: dict[str, Any], text: str) -> None:
     """The result: JSON for programs, text for people."""
     click.echo(json.dumps(record, indent=2) if as_json else text)
+
+
+def of_the_work(share: float | None) -> str:
+    """' (97 % of the multiply-accumulates)', with what a small share means; empty where unknown."""
+    if share is None:
+        return ""
+    little = ", which will hardly be faster" if share < _LITTLE else ""
+    return f" ({share:.0%} of the multiply-accumulates{little})".replace("%", " %")

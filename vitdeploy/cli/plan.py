@@ -56,6 +56,7 @@ def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> N
       vitdeploy plan model.onnx --fp8 --target l4,rtx-50 --json
     """
     from vitdeploy.errors import InputError
+    from vitdeploy.graph.inspection import read_graph
 
     if options["int8"] and options["fp8"]:
         raise click.UsageError("--int8 and --fp8 exclude each other")
@@ -76,15 +77,20 @@ def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> N
         numbers, _, rest = model.description.precision.partition("-")
     rows = [(name, numbers, reason) for name, reason in quantized.items()]
     rows += [(name, rest, reason) for name, reason in kept.items()]
+    share = read_graph(model.path).share_of(quantized)
     record = {
         "graph": str(model.path),
         "precision": f"{numbers}-{rest}",
+        "share_of_macs": share,
         "nodes": [
             {"name": name, "precision": precision, "reason": reason}
             for name, precision, reason in rows
         ],
     }
-    lines = [f"{model.path}: {len(quantized)} nodes in {numbers}, {len(kept)} in {rest}"]
+    lines = [
+        f"{model.path}: {len(quantized)} nodes in {numbers}{console.of_the_work(share)}, "
+        f"{len(kept)} in {rest}"
+    ]
     lines += _each(rows) if every else _grouped(rows)
     console.emit(as_json, record, "\n".join(lines))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,7 @@ from vitdeploy.graph.summary import (
     shapes_at,
     summarize,
 )
+from vitdeploy.graph.work import products
 
 SCHEMA_VERSION = 1
 
@@ -73,6 +75,14 @@ class GraphFile:
         """(height, width) the shapes were inferred at; None where that is not known."""
         shape = None if self.image is None else self.known.shapes.get(self.image.name)
         return None if self.image is None or not shape else self.image.size_in(shape)
+
+    def share_of(self, names: Collection[str]) -> float | None:
+        """The named nodes' part of all multiply-accumulates, 0 to 1; None where any is unknown."""
+        macs = {product.name: product.macs for product in products(self.skeleton, self.known)}
+        known = {name: count for name, count in macs.items() if count is not None}
+        if len(known) < len(macs) or not sum(known.values()):
+            return None
+        return sum(count for name, count in known.items() if name in names) / sum(known.values())
 
     def positions(self) -> PositionGrid | None:
         """The absolute positions the graph adds at this size; None where it adds none."""

@@ -70,7 +70,7 @@ def recognise(model: ir.Model) -> Recognised:
     gelus = [node for node in graph if node.op_type == "Gelu"]
     groups = decomposed_gelus(graph)
     norms = [node for node in graph if _is_layer_norm(node)]
-    patches = _first_computation(graph)
+    patches = first_computation(graph)
     pooling = [node for node in graph if _is_pooling(node)]
     in_attention = {
         name for found in attentions for name in (found.scores, found.softmax, found.values)
@@ -120,7 +120,7 @@ def _known(number: int | None) -> str:
     return "an unknown number of" if number is None else str(number)
 
 
-def _first_computation(graph: ir.Graph) -> ir.Node | None:
+def first_computation(graph: ir.Graph) -> ir.Node | None:
     """The first convolution or Linear that the image reaches, past what moves or scales it."""
     waiting = [use.node for value in graph.inputs for use in value.uses()]
     seen = set(waiting)

@@ -45,6 +45,23 @@ def test_every_other_computation_has_a_reason(graph: ir.Model) -> None:
     assert all(kept.values())
 
 
+def test_a_convolution_is_a_patch_embedding_only_where_the_image_comes_in() -> None:
+    text = f"""<ir_version: 10, opset_import: ["" : 20]> g (float[n,3,8,8] x) => (float[n,2] y)
+        <float[4,3,2,2] w1 = {{{", ".join(["1.0"] * 48)}}},
+         float[4,4,1,1] w2 = {{{", ".join(["1.0"] * 16)}}},
+         float[4,2] w3 = {{{", ".join(["1.0"] * 8)}}}>
+    {{
+        [stem] a = Conv<strides = [2, 2]>(x, w1)
+        [pointwise] b = Conv(a, w2)
+        axes = Constant<value = int64[2] {{2, 3}}>()
+        c = ReduceMean<keepdims = 0>(b, axes)
+        [head] y = MatMul(c, w3)
+    }}"""
+    kept = plan(ir.from_proto(onnx.parser.parse_model(text))).kept
+    assert kept["stem"].startswith("patch embedding: ")
+    assert kept["pointwise"] == "convolution: only Linear layers and attention are quantized"
+
+
 def test_a_node_can_be_kept(graph: ir.Model) -> None:
     found = plan(graph, Policy(keep=("blocks.0.mlp.fc2/MatMul", "head/Gemm")))
     assert {node.name for node in found.linear} == LINEAR - {

@@ -17,11 +17,13 @@ from vitdeploy.artifacts.onnx_model import (
 )
 from vitdeploy.calibration.plan import plan
 from vitdeploy.calibration.qdq import insert_qdq
+from vitdeploy.cli.console import of_the_work
 from vitdeploy.cli.plan import _of_one_kind, command
 from vitdeploy.demo import assets
 from vitdeploy.errors import CalibrationError, InputError
 from vitdeploy.export.precision import to_half
 from vitdeploy.graph import files
+from vitdeploy.graph.inspection import read_graph
 
 GRAPH = str(assets.GRAPH)
 COMPUTING = {"MatMul", "Gemm", "Conv", "Softmax", "LayerNormalization", "Add", "Gelu"}
@@ -98,7 +100,8 @@ def test_people_read_a_paragraph_for_each_reason() -> None:
     lines = done.stdout.splitlines()
     found = nodes(GRAPH, "--keep", kept)
     quantized = sum(precision == "int8" for precision, _ in found.values())
-    assert lines[0].endswith(f"{quantized} nodes in int8, {len(found) - quantized} in fp32")
+    assert f": {quantized} nodes in int8 (" in lines[0]
+    assert lines[0].endswith(f" % of the multiply-accumulates), {len(found) - quantized} in fp32")
     heads = [line.split(maxsplit=2) for line in lines if line[2:3] not in ("", " ")][1:]
     counted = {(precision, why): int(count) for precision, count, why in heads}
     assert counted == Counter(found.values())
@@ -115,6 +118,19 @@ def test_every_node_has_a_line_where_that_is_asked_for() -> None:
     assert [tuple(line.split(maxsplit=2)) for line in lines[1:]] == [
         (precision, name, reason) for name, (precision, reason) in found.items()
     ]
+
+
+def test_the_share_is_what_the_quantized_graph_multiplies_in_int8(tmp_path: Path) -> None:
+    """Counted by name before, and by the types of the factors afterwards."""
+    planned = json.loads(run(GRAPH, "--json").stdout)["share_of_macs"]
+    made = int8_of(tmp_path)
+    work = read_graph(made.path).summary.work
+    assert planned == pytest.approx(work.by_type["int8"] / work.macs)
+    assert json.loads(run(str(made.path), "--json").stdout)["share_of_macs"] == planned
+    assert of_the_work(planned) == " (78 % of the multiply-accumulates)"
+    little = of_the_work(0.031)
+    assert little == " (3 % of the multiply-accumulates, which will hardly be faster)"
+    assert of_the_work(None) == ""
 
 
 def test_numbers_of_stages_and_blocks_stand_together() -> None:
