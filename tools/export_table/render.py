@@ -51,7 +51,8 @@ that all images share hides nothing):
 - **int8**, **fp8** (native size): the int8-fp16 and fp8-fp16 graphs for a GPU, calibrated on 64
   other images, under the same emulation: smallest cosine and top-1 agreement; layers and products
   that are quantized in brackets. Random weights are harder than trained ones, so these forecast no
-  trained model's accuracy (`docs/quantization.md` does); below 90 % is not green.
+  trained model's accuracy (`docs/quantization.md` does); below 90 % is not green. FP8 rounds
+  coarser than INT8 and shows it most where layers are many and narrow (XCiT, TNT).
 - **RTX**: TensorRT-RTX built these graphs (no GPU needed): fp32 and int8 for SM86, SM89 and SM120,
   fp16 for SM75 too, fp8 for SM89 and SM120.
 - **wrong**: the smallest error a wrong resampling (nearest, aligned corners, transposed grid) would
