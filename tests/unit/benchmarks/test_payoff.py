@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,13 @@ class TestPayoff:
         tie = payoffs(result({("openvino", "fp32"): 20, ("openvino", "int8-fp32"): 20.0}, {}))[0]
         assert tie.paid is None
         assert "no difference that could be told" in tie.in_words()
+
+    def test_timings_that_did_not_settle_are_no_answer(self) -> None:
+        found = result({("openvino", "fp32"): 20, ("openvino", "int8-fp32"): 10}, {})
+        loose = replace(found, comparisons=(replace(found.comparisons[0], stable=False),))
+        assert [payoffs(each)[0].paid for each in (found, loose)] == [True, None]
+        told = payoffs(loose)[0].in_words()
+        assert "INT8 is not known to pay (timings did not settle), 1.99x" in told
 
     def test_runtimes_are_judged_each_by_itself(self) -> None:
         found = payoffs(

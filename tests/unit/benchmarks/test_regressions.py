@@ -93,6 +93,36 @@ class TestSpeed:
             told += not low <= 0 <= high
         assert told <= 40
 
+    def test_same_is_said_only_where_the_interval_is_narrow(self) -> None:
+        judged, bounds = set(), []
+        for spread, seed in ((0.01, 3), (0.4, 4)):
+            later = again(seed=seed)
+            noisy = tuple(
+                replace(row, throughput=(replace(m, samples_ms=tuple(
+                    (np.array(m.samples_ms) * np.exp(np.tile((0, spread, -spread), 8))).tolist())),))
+                for row in later.rows for m in row.throughput
+            )  # fmt: skip
+            (change,) = (
+                c for c in regressions(BEFORE, replace(later, rows=noisy)).changes
+                if c.what.startswith("speed") and "INT8" in c.engine
+            )  # fmt: skip
+            judged.add((spread, change.judgement))
+            bounds.append((change.low, change.high))
+        assert judged == {(0.01, "same"), (0.4, "open")}
+        assert -0.05 <= bounds[0][0] <= bounds[0][1] <= 0.05
+        assert bounds[1][0] < -0.05 or bounds[1][1] > 0.05
+        assert "cannot be told, the interval is too wide" in change.in_words()
+
+    def test_figures_stand_in_terms_of_what_is_compared(self) -> None:
+        (change, *_) = regressions(BEFORE, again(busy=1.5)).changes
+        assert change.before.startswith("1.3")
+        assert "x as fast as the source (7.6" in change.before
+        assert "x as fast as the source (11." in change.now
+        newer = replace(CPU, packages={**CPU.packages, "torch": "3.0"})
+        (change, *_) = regressions(BEFORE, again(environment=newer)).changes
+        assert change.before.endswith("ms/image")
+        assert "source" not in change.before
+
     def test_the_change_is_that_of_medians(self) -> None:
         old, new = np.full(24, 100.0), np.full(24, 90.0)
         assert speed_change(old, new, 0.95) == pytest.approx((-0.1, -0.1, -0.1))
@@ -105,6 +135,19 @@ class TestAccuracy:
 
     def test_a_few_images_are_not(self) -> None:
         assert worse(regressions(BEFORE, again(found=accuracy(13, 8)))) == []
+
+    def test_same_is_said_only_within_the_limit_or_of_equal_answers(self) -> None:
+        few, fewer = accuracy(1, 1, 200), accuracy(1, 0, 200)
+        before = replace(BEFORE, rows=(replace(BEFORE.rows[1], accuracy=few),))
+        judged = []
+        for found in (few, fewer):
+            rows = (replace(again().rows[1], accuracy=found),)
+            changes = regressions(before, replace(again(), rows=rows)).changes
+            judged += [c.judgement for c in changes if c.what.startswith("accuracy")]
+        assert judged == ["same", "open"]
+        (_, change) = [c for c in regressions(BEFORE, again(found=accuracy(10, 7))).changes
+                       if c.what.startswith("accuracy")]  # fmt: skip
+        assert change.judgement == "same"
 
     def test_the_interval_holds_the_true_change(self) -> None:
         """Against simulated engines on images drawn anew: the side of caution."""

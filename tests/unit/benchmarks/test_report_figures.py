@@ -115,7 +115,9 @@ def test_timings_that_did_not_settle_are_never_shipped() -> None:
     assert found.verdict().endswith("the speed is not known. Time it again.")
     assert found.tone() == "inconclusive"
     assert 'class="verdict inconclusive"' in to_html(found)
-    assert figures.payoff(found).findings[0].endswith("FP32. Timings did not settle.")
+    paid = figures.payoff(found)
+    assert "INT8 is not known to pay (timings did not settle), 2." in paid.findings[0]
+    assert paid.rows[0][-1].startswith("not known, timings did not settle, 2.")
     slow = unsettled(report({"fp32": (25, accuracy(0, 0)), "int8-fp32": (60, accuracy(9, 7))}))
     assert "ship it" not in slow.verdict()
     assert "INT8 was not seen to pay" in slow.verdict()

@@ -87,8 +87,7 @@ def payoff(report: Report) -> Section:
 def payoff_sentences(report: Report) -> list[str]:
     """Whether quantizing paid, for each runtime and batch size where both kinds were timed."""
     timed = [row for row in report.rows if row.throughput]
-    more = "" if all(row.stable for row in timed) else " Timings did not settle."
-    return [each.in_words() + more for each in _payoffs(timed) if each.ratio is not None]
+    return [each.in_words() for each in _payoffs(timed) if each.ratio is not None]
 
 
 def streams(report: Report) -> Section:
@@ -193,6 +192,7 @@ def from_files(report: Report) -> Section:
         (
             row.name,
             str(found.batch),
+            f"{found.images:,}",
             wording.significant(found.images_per_second),
             *map(wording.significant, (found.decode_ms, found.prepare_ms, found.engine_ms)),
         )
@@ -202,10 +202,13 @@ def from_files(report: Report) -> Section:
     return Section(
         "From files to answers",
         "Images a second with everything at once; the medians of each stage alone, in ms per "
-        "image on one thread.",
+        "image on one thread. Each is of one pass over the images: there is no interval, and "
+        "nothing tells whether it would be the same again. They show where the time goes, not "
+        "which of two engines is faster.",
         (
             "Engine",
             "Batch",
+            "Images",
             "Images/s from files",
             "Decoding, ms",
             "Resizing and normalizing, ms",
@@ -234,8 +237,10 @@ def _findings(row: ReportRow) -> list[tuple[str, str]]:
 
 
 def _payoffs(rows: Sequence[ReportRow]) -> tuple[Payoff, ...]:
+    """A row's timings settled at all batch sizes or count as unsettled at all."""
     return payoffs_of(
-        [(TimedEngine(backend_title(row.backend), row.precision), row.throughput) for row in rows]
+        [(TimedEngine(backend_title(row.backend), row.precision), row.throughput) for row in rows],
+        frozenset(m.batch for row in rows if not row.stable for m in row.throughput),
     )
 
 
@@ -251,6 +256,8 @@ def _answer(found: Payoff) -> str:
         return "no float engine" if found.quantized_precision else "not quantized"
     ratio, low, high = found.ratio
     told = {True: "yes", False: "no", None: "no difference to be told"}[found.paid]
+    if not found.stable:
+        told = "not known, timings did not settle"
     return (
         f"{told}, {ratio:.2f}x ({low:.2f} to {high:.2f}) as fast as "
         f"{precision_title(found.float_precision or '')}"

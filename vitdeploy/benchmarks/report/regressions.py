@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
+from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.merge import require_comparable
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.benchmarks.speed.throughput import Measurement
@@ -21,14 +22,18 @@ SCHEMA_VERSION = 1
 _RESAMPLES = 4000
 _Kind = tuple[str, str, tuple[str, ...]]
 
-_IN_WORDS = {"unsettled": "not told, the timings did not settle: time it again"}
+_IN_WORDS = {
+    "unsettled": "not told, the timings did not settle: time it again",
+    "open": "cannot be told, the interval is too wide for same, better or worse: measure more",
+}
 
-Judgement = Literal["worse", "better", "same", "unsettled", "gone"]
+Judgement = Literal["worse", "better", "same", "open", "unsettled", "gone"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tolerance:
-    """What counts. A change is told as worse where it is significant and at least this large.
+    """What counts. A change is told as worse where it is significant and at least this large, and
+    as the same where its whole interval is smaller (of accuracy: than the limit of the verdict).
 
     Intervals know how timings vary within a run, not between two runs of one
     build, which differ by some percent on most machines: hence `speed`.
@@ -203,34 +208,33 @@ def _speeds(
     tolerance: Tolerance,
     confidence: float,
 ) -> Iterator[Change]:
-    for then, there in _same_batches(old[1].throughput, new[1].throughput):
-        figures = [
-            _rates(report, measured, relative)
-            for report, measured in ((old[0], then), (new[0], there))
-        ]
-        change, low, high = speed_change(figures[0], figures[1], confidence)
-        judgement: Judgement = "same"
+    timed = {measured.batch: measured for measured in new[1].throughput}
+    for then in old[1].throughput:
+        name, what = old[1].name, f"speed at batch {then.batch}"
+        there = timed.get(then.batch)
+        if there is None:
+            yield Change(name, what, _told(then, None), "not timed", "gone")
+            continue
+        rates = [_rates(*each, relative) for each in ((old[0], then), (new[0], there))]
+        change, low, high = speed_change(rates[0], rates[1], confidence)
+        judgement: Judgement = "open"
         if not (old[1].stable and new[1].stable):
             judgement = "unsettled"
         elif high < 0 and change <= -tolerance.speed:
             judgement = "worse"
         elif low > 0 and change >= tolerance.speed:
             judgement = "better"
-        yield Change(
-            old[1].name,
-            f"speed at batch {then.batch}",
-            f"{then.ms_per_image():.3g} ms/image",
-            f"{there.ms_per_image():.3g} ms/image",
-            judgement,
-            change,
-            low,
-            high,
-        )
-    timed = {measured.batch for measured in new[1].throughput}
-    for then in old[1].throughput:
-        if then.batch not in timed:
-            what, before = f"speed at batch {then.batch}", f"{then.ms_per_image():.3g} ms/image"
-            yield Change(old[1].name, what, before, "not timed", "gone")
+        elif -tolerance.speed <= low and high <= tolerance.speed:
+            judgement = "same"
+        pairs = zip((then, there), rates, strict=True)
+        before, now = (_told(each, rate if relative else None) for each, rate in pairs)
+        yield Change(name, what, before, now, judgement, change, low, high)
+
+
+def _told(measured: Measurement, rates: NDArray[np.float64] | None) -> str:
+    """'3.20x as fast as the source (25.0 ms/image)', in terms of what is compared."""
+    ms = f"{wording.significant(measured.ms_per_image())} ms/image"
+    return ms if rates is None else f"{np.median(rates):.3g}x as fast as the source ({ms})"
 
 
 def _rates(report: Report, measured: Measurement, relative: bool) -> NDArray[np.float64]:
@@ -258,9 +262,13 @@ def _accuracies(then: ReportRow, there: ReportRow, confidence: float) -> Iterato
         change = b.value - a.value
         low = change - float(np.hypot(b.value - b.low, a.high - a.value))
         high = change + float(np.hypot(b.high - b.value, a.value - a.low))
-    judgement: Judgement = "worse" if low > 0 else "better" if high < 0 else "same"
-    if new.verdict == "fail" and old.verdict != "fail":
+    judgement: Judgement = "open"
+    if low > 0 or (new.verdict == "fail" and old.verdict != "fail"):
         judgement = "worse"
+    elif high < 0:
+        judgement = "better"
+    elif new == old or max(-low, high) <= old.loss().limit:
+        judgement = "same"
     yield Change(then.name, what, values[0], values[1], judgement, change, low, high)
 
 
@@ -279,18 +287,10 @@ def _sizes(then: ReportRow, there: ReportRow, tolerance: Tolerance) -> Iterator[
     yield Change(then.name, "size", old, new, judgement, change, change, change)
 
 
-def _same_batches(
-    old: Sequence[Measurement], new: Sequence[Measurement]
-) -> Iterator[tuple[Measurement, Measurement]]:
-    found = {measured.batch: measured for measured in new}
-    for then in old:
-        if then.batch in found:
-            yield then, found[then.batch]
-
-
 def _tests(then: ReportRow, there: ReportRow) -> int:
     both = then.accuracy is not None and there.accuracy is not None
-    return len(list(_same_batches(then.throughput, there.throughput))) + both
+    timed = [{measured.batch for measured in row.throughput} for row in (then, there)]
+    return len(timed[0] & timed[1]) + both
 
 
 def _twins(report: Report) -> set[_Kind]:

@@ -22,7 +22,8 @@ class EndToEnd:
     `decode_ms` reads and decodes, `prepare_ms` resizes, crops and normalizes,
     `engine_ms` is the session alone (with what it copies to a GPU and back).
     `images_per_second` is of the pipeline, which decodes ahead on other
-    threads: at best, what the slowest stage allows.
+    threads: at best, what the slowest stage allows. All of it is of one pass, so
+    no figure has an interval.
     """
 
     engine_digest: str
@@ -43,8 +44,9 @@ class EndToEnd:
         told = ", ".join(f"{name} {ms:.3g} ms" for name, ms in stages.items())
         slowest = max(stages, key=lambda name: stages[name])
         return (
-            f"{self.name} from files at batch {self.batch}: {self.images_per_second:.3g} images/s; "
-            f"per image {told}: {slowest} takes most"
+            f"{self.name} from files at batch {self.batch}: {self.images_per_second:.3g} images/s "
+            f"(one pass over {self.images:,} images, no interval); per image "
+            f"{told}: {slowest} takes most"
         )
 
 

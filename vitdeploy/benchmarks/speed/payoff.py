@@ -24,6 +24,7 @@ class Payoff:
     `ms_per_image` has (precision, median) of each engine, in the order they
     were measured. `ratio` is how many times as fast as `float_precision` the
     quantized engine is, with its 95 % interval; None where one kind is missing.
+    `stable` is False where the timings behind it did not settle.
     """
 
     backend: str
@@ -32,11 +33,13 @@ class Payoff:
     quantized_precision: str | None
     float_precision: str | None
     ratio: tuple[float, float, float] | None
+    stable: bool = True
 
     @property
     def paid(self) -> bool | None:
-        """True or False where the interval is on one side of 1, None where that is open."""
-        if self.ratio is None:
+        """True or False where the interval is on one side of 1, None where that is open, and
+        where timings did not settle: such intervals promise too much."""
+        if self.ratio is None or not self.stable:
             return None
         _, low, high = self.ratio
         return True if low > 1 else False if high < 1 else None
@@ -53,6 +56,8 @@ class Payoff:
             False: "did not pay",
             None: "made no difference that could be told",
         }[self.paid]
+        if not self.stable:
+            told = "is not known to pay (timings did not settle)"
         return (
             f"{where}: {precision_title(self.quantized_precision or '')} {told}, {ratio:.2f}x "
             f"({low:.2f} to {high:.2f}) as fast as {precision_title(self.float_precision or '')}."
@@ -75,13 +80,15 @@ def payoffs(result: BenchmarkResult) -> tuple[Payoff, ...]:
         )
         for i, engine in enumerate(result.engines)
     ]
-    return payoffs_of(pairs)
+    return payoffs_of(pairs, frozenset(c.batch for c in result.comparisons if not c.stable))
 
 
 def payoffs_of(
     engines: Sequence[tuple[TimedEngine, Sequence[Measurement]]],
+    unsettled: frozenset[int] = frozenset(),
 ) -> tuple[Payoff, ...]:
-    """The same, of engines with their measurements (one a batch size), all of the same rounds."""
+    """The same, of engines with their measurements (one a batch size), all of the same rounds;
+    at the batch sizes `unsettled` those did not settle."""
     backends = dict.fromkeys(engine.backend for engine, _ in engines)
     sizes = dict.fromkeys(measured.batch for _, all_sizes in engines for measured in all_sizes)
     return tuple(
@@ -94,13 +101,16 @@ def payoffs_of(
                 for measured in all_sizes
                 if engine.backend == backend and measured.batch == batch
             ],
+            stable=batch not in unsettled,
         )
         for backend in backends
         for batch in sizes
     )
 
 
-def _payoff(backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measurement]]) -> Payoff:
+def _payoff(
+    backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measurement]], *, stable: bool
+) -> Payoff:
     fastest: dict[bool, tuple[str, Measurement]] = {}
     for engine, measured in found:
         kind = is_quantized(engine.precision)
@@ -118,4 +128,5 @@ def _payoff(backend: str, batch: int, found: Sequence[tuple[TimedEngine, Measure
         fastest.get(True, nothing)[0],
         fastest.get(False, nothing)[0],
         ratio,
+        stable,
     )
