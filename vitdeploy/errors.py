@@ -26,6 +26,15 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def one_line(text: str) -> str:
+    """`text` with control characters spelled out: a file's name may hold a newline, or what
+    moves a terminal's cursor."""
+    return "".join(
+        char.encode("unicode_escape").decode() if ord(char) < 32 or 127 <= ord(char) < 160 else char
+        for char in text
+    )
+
+
 class InputError(VitDeployError):
     """A file, folder, name or option given by the user cannot be used."""
 

@@ -84,7 +84,7 @@ def read_recipe(folder: Path) -> Recipe:
             return Recipe()
         content = path.read_bytes()
     try:
-        entries = plain_content(tomllib.loads(content.decode()))
+        entries = plain_content(tomllib.loads(content.decode("utf-8-sig")))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid TOML: {error}", hint="mend that line") from error
     try:

@@ -128,7 +128,7 @@ def test_the_second_build_takes_what_the_first_gathered(bench: Patterned, tmp_pa
         (["--max-drop", "1"], "--max-drop goes with --int8 or --fp8"),
         (["--fp16", "--force"], "--force goes with --int8 or --fp8"),
         (["--int8", "--eval", "x"], "--eval goes with --max-drop"),
-        (["--int8", "--max-drop", "0"], "0<x<=100"),
+        (["--int8", "--max-drop", "0"], "0.01<=x<=100"),
         (["--int8", "--max-drop", "nan"], "not a finite number"),
         (["--int8", "--range", "best"], "'auto'"),
     ],

@@ -88,7 +88,7 @@ class Fixed:
         self._size = size
         self.runs = 0
 
-    def load(self, engine: Engine, *, threads: int | None = None) -> Fixed:
+    def load(self, engine: Engine, *, threads: int | None = None, alone: bool = True) -> Fixed:
         return self
 
     def run(self, batch: np.ndarray) -> np.ndarray:
@@ -167,7 +167,7 @@ def _answered(
     class Told:
         name = "told"
 
-        def load(self, engine: Engine, *, threads: int | None = None) -> Told:
+        def load(self, engine: Engine, *, threads: int | None = None, alone: bool = True) -> Told:
             return self
 
         def run(self, batch: np.ndarray) -> np.ndarray:

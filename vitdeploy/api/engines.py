@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,11 +80,5 @@ def build_engine(
 
 
 def load_engine(engine: Engine, *, threads: int | None = None, alone: bool = True) -> Session:
-    """Load an engine on this machine; see `Backend.load`.
-
-    `alone` is a matter of speed: a backend of another package need not know it.
-    """
-    load = registry.get(engine.manifest.backend).load
-    if "alone" in inspect.signature(load).parameters:
-        return load(engine, threads=threads, alone=alone)
-    return load(engine, threads=threads)
+    """Load an engine on this machine; see `Backend.load`."""
+    return registry.get(engine.manifest.backend).load(engine, threads=threads, alone=alone)

@@ -164,11 +164,14 @@ def reading(path: Path, what: str) -> Iterator[None]:
 
 
 def read_text(path: Path, *, what: str) -> str:
-    """The text of a file a user named. Raises InputError where there is none."""
+    """The text of a file a user named, less the byte-order mark that Windows' editors begin with.
+
+    Raises InputError where there is none.
+    """
     require_file(path, what=what)
     try:
         with reading(path, what):
-            return path.read_text(encoding="utf-8")
+            return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {path} is not text", hint="check the path") from error
 
@@ -182,6 +185,11 @@ def require_file(path: Path, *, what: str) -> None:
             raise InputError(f"{what} {path} is a folder", hint="name the file inside it")
         if path.exists():
             raise InputError(f"{what} {path} is no regular file", hint="name a file on a disk")
+        if path.is_symlink():
+            raise InputError(
+                f"{what} {path} is a link that leads to no file ({os.readlink(path)})",  # noqa: PTH115
+                hint="name the file itself, or mend the link",
+            )
         hint = near_path(path) or "check the path"
     raise InputError(f"{what} {path} does not exist", hint=hint)
 

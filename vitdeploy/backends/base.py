@@ -88,7 +88,7 @@ class Backend(Protocol):
 
     Other packages offer theirs by an entry point of the group
     `vitdeploy.backends`: a class, or function, that is called without
-    arguments. Two parts are optional there: the `alone` of `load`, and
+    arguments. One more method is optional there,
     `check_options(options: BuildOptions, precision: str) -> None`, which raises
     what `build` would, as far as that shows before a graph is quantized.
     """
@@ -117,7 +117,8 @@ class Backend(Protocol):
     def load(self, engine: Engine, *, threads: int | None = None, alone: bool = True) -> Session:
         """Load an engine. Raises EngineError where it does not belong to this machine.
 
-        Not `alone`, its threads leave the cores to others (decoders) while they wait.
+        Not `alone`, its threads should leave the cores to others (decoders) while they
+        wait; a backend that has no say in that takes it and does nothing.
         """
         ...
 

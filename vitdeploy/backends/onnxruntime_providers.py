@@ -39,7 +39,8 @@ def session_options(
     """Options of a session. `spinning` threads wait awake: a little faster on a machine of their
     own, much slower where others want its cores."""
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    # What it logs as errors it raises too: standard error has it once, from us.
+    options.log_severity_level = 4
     options.intra_op_num_threads = threads or environment.available_cores()
     options.graph_optimization_level = getattr(
         runtime.GraphOptimizationLevel, LEVELS[tuning.graph_optimization]

@@ -17,7 +17,7 @@ import click
 
 from vitdeploy import __version__
 from vitdeploy.cli import streams
-from vitdeploy.errors import InputError, VitDeployError
+from vitdeploy.errors import InputError, VitDeployError, one_line
 
 _COMMANDS = {
     "demo": ("demo", "Take the embedded model all the way, offline, in about a minute."),
@@ -118,7 +118,7 @@ def main() -> None:
     except click.ClickException as error:
         code = _say(error.format_message(), _usage_hint(error), InputError.exit_code)
     except VitDeployError as error:
-        code = _say(str(error), error.hint, error.exit_code, error.label)
+        code = _say(one_line(str(error)), error.hint, error.exit_code, error.label)
     except Exception as error:  # noqa: BLE001 - shown whole, with the exit code that says so
         code = _unforeseen(error)
     sys.exit(code if isinstance(code, int) else 0)
@@ -144,7 +144,7 @@ def _unforeseen(error: Exception) -> int:
             InputError.exit_code,
         )
     if isinstance(error, OSError) and (error.filename is not None or error.errno in _MACHINES):
-        where = "" if error.filename is None else f"{error.filename}: "
+        where = "" if error.filename is None else f"{one_line(str(error.filename))}: "
         return _say(
             f"{where}{error.strerror or error}",
             "check the path, its permissions and the disk",

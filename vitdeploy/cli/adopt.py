@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli import console
-from vitdeploy.cli.next_step import command_line
+from vitdeploy.cli.next_step import building_of
 from vitdeploy.cli.options import (
     PATH,
     ModelName,
@@ -127,7 +127,6 @@ def _in_words(graph: Path, adopted: Any, recognised: Any, data: Path | None) -> 
     kind = "images" if check.real_images else "noise images"
     height, width = description.resolution
     opened = any(each.startswith("open_batch") for each in description.passes)
-    calibrated = ["--int8", "--calib", data] if data else []
     lines = [
         f"{adopted.path}",
         f"  {height}x{width}, fp32, {adopted.size_bytes / 1e6:.1f} MB, opset {description.opset}"
@@ -136,7 +135,6 @@ def _in_words(graph: Path, adopted: Any, recognised: Any, data: Path | None) -> 
         f"  it equals {graph.name} on {check.images} {kind} at batch 1, 2 and 5: largest "
         f"difference {check.max_error:.1e} deviations of the {description.output}",
         f"  images: {description.source.preprocessing.describe_at(description.resolution)}",
-        f"  next: {command_line('build-engine', adopted.path, *calibrated)}"
-        + ("" if data else " (INT8: with --int8 --calib FOLDER)"),
+        f"  {building_of(adopted, calibrated=False, images=data)}",
     ]
     return "\n".join(lines)

@@ -12,8 +12,8 @@ from vitdeploy.cli.calibrate import show_findings
 from vitdeploy.cli.next_step import evaluation_of
 from vitdeploy.cli.options import (
     PATH,
+    POINTS,
     SEED,
-    Finite,
     json_option,
     output_option,
     workspace,
@@ -51,7 +51,7 @@ from vitdeploy.cli.tensorrt_options import build_options, read_build_options
 )
 @click.option(
     "--max-drop",
-    type=Finite(min=0, min_open=True, max=100),
+    type=POINTS,
     metavar="POINTS",
     help="Take sensitive layers back to float until the accuracy on --eval drops by no more.",
 )

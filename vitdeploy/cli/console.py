@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from vitdeploy.errors import one_line
 from vitdeploy.progress import Progress, Task
 
 _PLAIN_INTERVAL_S = 15.0
@@ -49,7 +50,7 @@ class _Bars:
             yield _BarTask(bars, bars.add_task(escape(description), total=total))
 
     def note(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False)
+        self._console.print(escape(one_line(text)), highlight=False)
 
 
 class _LineTask:
@@ -76,7 +77,7 @@ class _Lines:
         yield _LineTask(description, total)
 
     def note(self, text: str) -> None:
-        click.echo(text, err=True)
+        click.echo(one_line(text), err=True)
 
 
 def progress() -> Progress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
-    Finite,
+    POINTS,
     json_option,
     model_options,
     requested_model,
@@ -24,7 +24,7 @@ from vitdeploy.cli.sizes import at_size, size_option
 if TYPE_CHECKING:
     from vitdeploy.api import Baseline
     from vitdeploy.artifacts.engine import Engine
-    from vitdeploy.artifacts.onnx_model import ModelDescription
+    from vitdeploy.artifacts.onnx_model import ModelDescription, OnnxModel
     from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
     from vitdeploy.benchmarks.accuracy.judging import AnyComparison
     from vitdeploy.benchmarks.report.model import AccuracyForecast
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("engines", metavar="[ENGINE]", type=PATH, nargs=-1)
+@click.argument("engines", metavar="[ENGINES]...", type=PATH, nargs=-1)
 @click.option(
     "--data",
     type=PATH,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 @click.option("--save-reference", type=PATH, help="Store the source's outputs in this .npz file.")
 @click.option(
     "--max-drop",
-    type=Finite(min=0, min_open=True),
+    type=POINTS,
     default=0.5,
     show_default=True,
     help="Points of top-1 (or mAP) that may be lost, with 95 % confidence.",
@@ -68,14 +68,15 @@ if TYPE_CHECKING:
 @threads_option
 @json_option
 def command(engines: tuple[Path, ...], as_json: bool, **options: Any) -> None:
-    """Judge ENGINE (default: the newest) against its source on the same images.
+    """Judge ENGINES (default: the newest) against their source on the same images.
 
     Classes by top-1, multi-label heads by mAP, features by cosine and nearest
     neighbours, numbers by R2. Exits with 0 where the accuracy holds, 10 where
-    it does not, and 11 where there are too few images to tell. The result is
-    also written beside the engine, for `vitdeploy report`.
+    it does not, and 11 where there are too few images to tell; of several
+    engines the worst counts. The result is also written beside each engine, for
+    `vitdeploy report`.
 
-    An .onnx graph in place of ENGINE is forecast: what its engine will answer
+    An .onnx graph in place of an engine is forecast: what its engine will answer
     on a GPU, as a span between two emulations.
 
     \b
@@ -87,21 +88,58 @@ def command(engines: tuple[Path, ...], as_json: bool, **options: Any) -> None:
     """
     from vitdeploy.artifacts import reference as references
 
-    if len(engines) > 1:
-        raise click.UsageError(
-            f"one engine is judged at a time: {' and '.join(path.name for path in engines)} "
-            "each want a command, and `vitdeploy report` shows them side by side"
-        )
-    engine = engines[0] if engines else None
+    if len(engines) > 1 and (as_json or options["save_reference"] is not None):
+        raise click.UsageError("--json and --save-reference are for one engine at a time")
     sink = console.progress()
     place = workspace(sink.note)
     if options["save_reference"] is not None:
         references.require_destination(options["save_reference"])
-    if engine is not None and engine.suffix == ".onnx":
-        _forecast(engine, place, options, sink, as_json)
+    models = [_opened(path, place, options, sink) for path in engines or (None,)]
+    if len(models) == 1:
+        _evaluate_one(models[0], place, options, sink, as_json)
     else:
-        loaded = at_size(place.engine(engine), options["size"], sink.note)
-        _measure(loaded, place, options, sink, as_json)
+        _evaluate_each(models, place, options, sink)
+
+
+def _opened(
+    path: Path | None, place: Workspace, options: dict[str, Any], sink: Any
+) -> Engine | OnnxModel:
+    from vitdeploy.artifacts.onnx_model import read_onnx_model
+
+    if path is not None and path.suffix == ".onnx":
+        return at_size(read_onnx_model(path), options["size"], sink.note)
+    return at_size(place.engine(path), options["size"], sink.note)
+
+
+def _evaluate_one(
+    model: Engine | OnnxModel, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
+) -> None:
+    from vitdeploy.artifacts.engine import Engine
+
+    if isinstance(model, Engine):
+        _measure(model, place, options, sink, as_json)
+    else:
+        _forecast(model, place, options, sink, as_json)
+
+
+def _evaluate_each(
+    models: Sequence[Engine | OnnxModel], place: Workspace, options: dict[str, Any], sink: Any
+) -> None:
+    """All of them, whatever the verdicts on the first; then the worst verdict is raised."""
+    from vitdeploy.errors import GateFailedError, InconclusiveError
+
+    bad: list[tuple[str, GateFailedError | InconclusiveError]] = []
+    for model in models:
+        try:
+            _evaluate_one(model, place, options, sink, as_json=False)
+        except (GateFailedError, InconclusiveError) as verdict:
+            sink.note(f"{verdict.label}: {model.path.name}: {verdict}")
+            bad.append((model.path.name, verdict))
+    if bad:
+        name, worst = min(bad, key=lambda pair: isinstance(pair[1], InconclusiveError))
+        raise type(worst)(
+            f"{len(bad)} of {len(models)} did not pass; {name}: {worst}", hint=worst.hint
+        )
 
 
 def _measure(
@@ -137,18 +175,16 @@ def _measure(
 
 
 def _forecast(
-    path: Path, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
+    graph: OnnxModel, place: Workspace, options: dict[str, Any], sink: Any, as_json: bool
 ) -> None:
     from vitdeploy import api
     from vitdeploy.artifacts.engine import beside
-    from vitdeploy.artifacts.onnx_model import read_onnx_model
     from vitdeploy.benchmarks.findings import write_finding
     from vitdeploy.cli.report import FORECAST_SUFFIX
 
-    graph = at_size(read_onnx_model(path), options["size"], sink.note)
     request = _request(place, options)
     images = _images(place, graph.description, options)
-    written = beside(path, path.with_suffix(FORECAST_SUFFIX).name)
+    written = beside(graph.path, graph.path.with_suffix(FORECAST_SUFFIX).name)
     images, _ = _readable(images, options["skip_unreadable"], sink)
     baseline = _baseline(graph.description, images, request, options, sink)
     found = api.forecast(
@@ -273,7 +309,11 @@ def _readable(images: ImageSet, skip: bool, sink: Any) -> tuple[ImageSet, tuple[
     from vitdeploy.images import require_readable, unreadable
 
     if not skip:
-        require_readable(images, sink)
+        try:
+            require_readable(images, sink)
+        except InputError as error:
+            more = f"{error.hint}; --skip-unreadable leaves such images out and lists them"
+            raise InputError(str(error), hint=more) from error
         return images, ()
     broken = unreadable(images, sink)
     if not broken:

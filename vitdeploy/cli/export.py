@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli import console
+from vitdeploy.cli.next_step import building_of
 from vitdeploy.cli.options import (
     PATH,
     ModelName,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from vitdeploy.artifacts.onnx_model import OnnxModel, Verification
     from vitdeploy.models.request import ModelRequest
     from vitdeploy.models.source import SourceModel
+    from vitdeploy.workspace import Workspace
 
 
 @click.command()
@@ -114,8 +116,13 @@ def command(
     console.emit(
         as_json,
         records[0] if len(records) == 1 else {"exports": records},
-        "\n".join(_in_words(each) for each in written),
+        "\n".join(f"{_in_words(each)}\n  {_next(each, place, data)}" for each in written),
     )
+
+
+def _next(written: OnnxModel, place: Workspace, data: Path | None) -> str:
+    known = place.recipe.data.calibration is not None and place.is_own(written.description.source)
+    return building_of(written, calibrated=known and data is None, images=None if known else data)
 
 
 def _export_options(given: dict[str, Any]) -> Any:

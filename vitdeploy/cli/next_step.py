@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitdeploy.artifacts.engine import Engine
+    from vitdeploy.artifacts.onnx_model import OnnxModel
     from vitdeploy.artifacts.source import SourceDescription
     from vitdeploy.workspace import Workspace
 
@@ -21,6 +22,20 @@ def command_line(*parts: object) -> str:
     """A line for the shell, with quotes where names need them."""
     words = ["vitdeploy", *map(str, parts)]
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)
+
+
+def building_of(graph: OnnxModel, *, calibrated: bool, images: Path | None) -> str:
+    """'next: vitdeploy build-engine ...' for a graph just written.
+
+    A float32 one in INT8 where `images` are known, or the recipe's are
+    (`calibrated`); else it is said what that takes.
+    """
+    words: list[object] = ["build-engine", graph.path]
+    is_plain = graph.description.precision == "fp32"
+    if is_plain and (calibrated or images is not None):
+        words += ["--int8", *([] if images is None else ["--calib", images])]
+    told = " (INT8: with --int8 --calib FOLDER)" if is_plain and "--int8" not in words else ""
+    return f"next: {command_line(*words)}{told}"
 
 
 def evaluation_of(

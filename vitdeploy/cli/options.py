@@ -167,6 +167,9 @@ def _short(value: Any, most: int = 40) -> str:
     return repr(text if len(text) <= most else text[:most] + "...")
 
 
+POINTS = Finite(0.01, 100)
+"""Of accuracy that may be lost; a hundredth asks for millions of images to be proved."""
+
 SEED = click.IntRange(0, 2**32 - 1)
 """What every library of random numbers takes."""
 

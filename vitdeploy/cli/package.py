@@ -12,8 +12,8 @@ import click
 from vitdeploy.cli import console
 from vitdeploy.cli.options import (
     PATH,
+    POINTS,
     SEED,
-    Finite,
     json_option,
     model_options,
     requested_model,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option("--reference", type=PATH, help="Stored outputs of the source: no PyTorch needed.")
 @click.option(
     "--max-drop",
-    type=Finite(min=0, min_open=True),
+    type=POINTS,
     default=0.5,
     show_default=True,
     help="Points of accuracy that an engine may lose on the device.",

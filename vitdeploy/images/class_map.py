@@ -45,9 +45,7 @@ def read_class_map(path: Path) -> dict[str, str]:
 
     Raises InputError for rows of another form and images with two labels.
     """
-    lines = [
-        line.strip() for line in read_text(path, what="class map").lstrip("\ufeff").splitlines()
-    ]
+    lines = [line.strip() for line in read_text(path, what="class map").splitlines()]
     lines = [line for line in lines if line]
     if lines and lines[0].lower().replace(" ", "").startswith("imageid,"):
         lines = lines[1:]

@@ -43,8 +43,7 @@ def _read(path: Path, *, small: bool = False) -> Image.Image:
     except DECODING_ERRORS as error:
         raise InputError(
             f"image {path} cannot be read: {error or type(error).__name__}",
-            hint="remove or repair it, nothing is put in its place; `vitdeploy evaluate "
-            "--skip-unreadable` leaves such images out and lists them",
+            hint="remove or repair it: nothing is put in its place",
         ) from error
 
 

@@ -33,8 +33,9 @@ def scan_folder(
     sorted by `order`: 1, 2, 10 naturally, and 1, 10, 2 as strings.
 
     Raises InputError for a missing or empty folder, a folder with one class
-    only, a sub-folder that is none of `labels`, and any folder that cannot be
-    read: images that are there never go missing in silence.
+    only, a sub-folder that is none of `labels`, any folder that cannot be
+    read, and pipes or devices under an image's name: nothing that may be an
+    image goes missing in silence.
     """
     with reading(folder, "image folder"):
         if not folder.is_dir():
@@ -104,17 +105,26 @@ def _sorted_images(folder: Path, files: Iterable[Path]) -> list[Path]:
     images = [
         path
         for path in files
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and _may_be_read(path)
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".") and _is_file(path)
     ]
     return sorted(images, key=lambda path: natural_key(str(path.relative_to(folder))))
 
 
-def _may_be_read(path: Path) -> bool:
-    """False for folders, pipes and devices; what cannot be looked at is named when decoded."""
+def _is_file(path: Path) -> bool:
+    """False for folders. What cannot be looked at is named when decoded.
+
+    Raises InputError for pipes and devices: reading one may never end.
+    """
     try:
-        return stat.S_ISREG(path.stat().st_mode)
+        mode = path.stat().st_mode
     except OSError:
         return True
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise InputError(
+            f"{path} is called an image and is no regular file",
+            hint="move it out of the folder of images",
+        )
+    return stat.S_ISREG(mode)
 
 
 def _is_folder(entry: Path) -> bool:

@@ -65,7 +65,7 @@ def scan_table(
 
 def read_rows(table: Path) -> list[list[str]]:
     """The rows that are not empty. Raises InputError where there are none."""
-    text = read_text(table, what="table").lstrip("\ufeff")
+    text = read_text(table, what="table")
     first = text.split("\n", 1)[0]
     delimiter = max(",\t;", key=first.count)
     rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]

@@ -100,7 +100,7 @@ def _opened(content: Any) -> tuple[Any, str]:
 
 def _sharded(index: Path) -> State:
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = json.loads(index.read_text(encoding="utf-8-sig"))["weight_map"]
         names = sorted(set(shards.values()))
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError) as error:
         raise InputError(f"{index} is no index of shards", hint="copy it again") from error

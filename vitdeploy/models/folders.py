@@ -57,7 +57,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """A folder's config.json. Raises InputError for one that asks to run its own code."""
     path = folder / _CONFIG
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path} cannot be read: {first_line(error)}", hint="copy the whole model folder"

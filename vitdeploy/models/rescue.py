@@ -48,7 +48,7 @@ def lora_refused(path: Path) -> InputError:
 def _adapter_config(folder: Path) -> dict[str, Any]:
     path = folder / "adapter_config.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, json.JSONDecodeError, UnicodeDecodeError):
         return {}  # the script then holds a placeholder, which its text names
     return content if isinstance(content, dict) else {}

@@ -186,3 +186,15 @@ class TestNamedFiles:
         (tmp_path / "a").write_bytes(b"abc")
         known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
         assert file_digest(tmp_path / "a") == known
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path) -> None:
+    (path := tmp_path / "a.json").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(path, what="text") == "{}"
+
+
+def test_a_link_that_leads_to_no_file_is_called_that(tmp_path: Path) -> None:
+    for name, goal in (("round", "round"), ("dangling", "gone")):
+        (tmp_path / name).symlink_to(goal)
+        with pytest.raises(InputError, match=f"{name} is a link that leads to no file .{goal}"):
+            require_file(tmp_path / name, what="graph")

@@ -133,20 +133,15 @@ def test_the_cpu_of_this_machine_has_a_backend() -> None:
 
 
 class Foreign(Fake):
-    """A backend of another package, written before `alone` and `check_options`."""
+    """A backend of another package, without `check_options`."""
 
     def __init__(self) -> None:
         super().__init__("foreign", HERE)
 
     def build(self, *_: Any) -> Any: ...
 
-    def load(self, engine: Any, *, threads: int | None = None) -> Any:
-        return f"{engine.manifest.backend} on {threads} threads"
-
-
-class Aware(Foreign):
     def load(self, engine: Any, *, threads: int | None = None, alone: bool = True) -> Any:
-        return f"alone: {alone}"
+        return f"{engine.manifest.backend} on {threads} threads, alone: {alone}"
 
 
 def needs_what_is_not_here() -> Any:
@@ -165,16 +160,12 @@ def offered(monkeypatch: pytest.MonkeyPatch) -> Any:
     return offer
 
 
-@pytest.mark.parametrize(
-    ("attribute", "answer"), [("Foreign", "foreign on 3 threads"), ("Aware", "alone: False")]
-)
-def test_a_backend_of_another_package_need_not_know_alone(
-    offered: Any, attribute: str, answer: str
-) -> None:
-    offered(attribute)
+def test_a_backend_of_another_package_loads_and_need_not_check_options(offered: Any) -> None:
+    offered("Foreign")
     assert registry.get("foreign").name == "foreign" == registry.names()[-1]
     engine: Any = SimpleNamespace(manifest=SimpleNamespace(backend="foreign"))
-    assert api.load_engine(engine, threads=3, alone=False) == answer
+    loaded: Any = api.load_engine(engine, threads=3, alone=False)
+    assert loaded == "foreign on 3 threads, alone: False"
     api.check_options(registry.get("foreign"), BuildOptions(), "fp32")
 
 

@@ -16,8 +16,9 @@ from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import onnxruntime_, registry
 from vitdeploy.benchmarks.accuracy import evaluation
 from vitdeploy.cli import benchmark, cli
+from vitdeploy.cli import evaluate as command_module
 from vitdeploy.demo import assets
-from vitdeploy.errors import InconclusiveError, InputError
+from vitdeploy.errors import GateFailedError, InconclusiveError, InputError
 from vitdeploy.images import decode, scan, unreadable
 
 _SPINNING = "session.intra_op.allow_spinning"
@@ -156,3 +157,29 @@ def test_reading_a_file_for_a_look_finds_what_decoding_does(tmp_path: Path) -> N
             broken.append(i)
     assert unreadable(found) == broken
     assert 40 < len(broken) < len(found)
+
+
+def test_of_several_engines_all_are_judged_and_the_worst_counts(
+    engine: Engine, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(engine.path.parent)
+    other = registry.get("openvino")
+    second = api.build_engine(read_onnx_model(assets.GRAPH), other, engine.path.parent)
+    asked = ["evaluate", str(engine.path), str(second.path), "--model", "demo"]
+    found = CliRunner().invoke(cli, [*asked, "--data", str(images), "--max-drop", "5"])
+    assert isinstance(found.exception, InconclusiveError)
+    assert str(found.exception).startswith(f"2 of 2 did not pass; {engine.path.name}: 20 images")
+    for each in (engine, second):
+        assert f"inconclusive: {each.path.name}: 20 images cannot tell" in found.output
+        assert each.path.with_suffix(".accuracy.json").is_file()
+    # An engine that fails outweighs one that cannot be told.
+    broken = GateFailedError("it collapsed", hint="build it again")
+    verdicts = iter([InconclusiveError("20 images cannot tell"), broken])
+
+    def judged(*_: object) -> None:
+        raise next(verdicts)
+
+    monkeypatch.setattr(command_module, "_judge", judged)
+    found = CliRunner().invoke(cli, [*asked, "--data", str(images), "--max-drop", "5"])
+    assert isinstance(found.exception, GateFailedError)
+    assert str(found.exception) == f"2 of 2 did not pass; {second.path.name}: it collapsed"

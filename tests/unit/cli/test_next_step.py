@@ -15,7 +15,7 @@ from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Availability
 from vitdeploy.cli import cli
-from vitdeploy.cli.next_step import command_line, evaluation_of
+from vitdeploy.cli.next_step import building_of, command_line, evaluation_of
 from vitdeploy.demo import assets
 from vitdeploy.workspace import open_workspace
 
@@ -101,3 +101,20 @@ def test_a_line_is_one_that_the_command_takes(line: str) -> None:
     command = cli.get_command(None, name)  # pyright: ignore[reportArgumentType]
     assert command is not None
     assert command.make_context(name, words).params
+
+
+@pytest.mark.parametrize(
+    ("precision", "calibrated", "images", "said"),
+    [
+        ("fp32", True, None, " --int8"),
+        ("fp32", False, Path("my images"), " --int8 --calib 'my images'"),
+        ("fp32", False, None, " (INT8: with --int8 --calib FOLDER)"),
+        ("fp16", True, None, ""),
+    ],
+)
+def test_what_is_built_of_a_graph(
+    precision: str, calibrated: bool, images: Path | None, said: str
+) -> None:
+    graph: Any = SimpleNamespace(path=GRAPH, description=SimpleNamespace(precision=precision))
+    found = building_of(graph, calibrated=calibrated, images=images)
+    assert found == f"next: vitdeploy build-engine vit.onnx{said}"

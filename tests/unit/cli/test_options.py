@@ -92,7 +92,8 @@ def test_refused_in_one_short_line(kind: click.ParamType, text: str) -> None:
     assert not own or len(caught.value.message) < 200
 
 
-def test_several_engines_are_judged_one_at_a_time() -> None:
-    done = CliRunner().invoke(evaluate.command, ["a.engine", "b.engine"])
+@pytest.mark.parametrize("option", [["--json"], ["--save-reference", "a.npz"]])
+def test_what_holds_one_result_is_refused_for_several_engines(option: list[str]) -> None:
+    done = CliRunner().invoke(evaluate.command, ["a.engine", "b.engine", *option])
     assert done.exit_code == 2
-    assert "one engine is judged at a time: a.engine and b.engine" in done.output
+    assert "are for one engine at a time" in done.output

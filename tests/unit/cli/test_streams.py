@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from vitdeploy.errors import one_line
+
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="posix: shell redirections")
 
 COMMAND = """
@@ -150,3 +152,8 @@ def test_the_machines_limits_are_no_bugs_of_ours(error: str) -> None:
     assert said in done.stderr
     assert ("Traceback" in done.stderr) == (code == 70)
     assert " hint: " in done.stderr
+
+
+def test_what_a_file_is_called_neither_breaks_a_line_nor_moves_the_cursor() -> None:
+    assert one_line("a\nb\x1b[2Jc\x9b.png") == "a\\nb\\x1b[2Jc\\x9b.png"
+    assert one_line("caf\u00e9 \u732b C:\\x") == "caf\u00e9 \u732b C:\\x"

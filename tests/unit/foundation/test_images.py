@@ -158,12 +158,22 @@ def test_links_to_nothing_never_go_missing(tmp_path: Path) -> None:
         scan(tmp_path)
 
 
-def test_links_that_lead_in_circles_and_pipes_are_passed_over(tmp_path: Path) -> None:
+def test_links_that_lead_in_circles_and_folders_called_images_are_passed_over(
+    tmp_path: Path,
+) -> None:
     fill(tmp_path, ["a/1.png", "b/1.png"])
     (tmp_path / "a" / "up").symlink_to("..")
     (tmp_path / "b" / "folder.png").mkdir()
-    os.mkfifo(tmp_path / "b" / "pipe.png")
     assert len(scan(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("place", ["pipe.png", "a/pipe.png"])
+def test_a_pipe_called_an_image_is_refused(place: str, tmp_path: Path) -> None:
+    """Reading it might never end, and passed over it would be an image less without a word."""
+    fill(tmp_path, ["a/1.png", "b/1.png"])
+    os.mkfifo(tmp_path / place)
+    with pytest.raises(InputError, match=rf"{place} is called an image and is no regular file"):
+        scan(tmp_path)
 
 
 def test_names_that_are_no_utf8_become_printable_labels(tmp_path: Path) -> None:

@@ -158,3 +158,8 @@ def test_a_described_checkpoint_in_the_recipe_starts_at_its_folder_too(tmp_path:
     (tmp_path / "mine.safetensors").touch()
     request = open_workspace(tmp_path, lambda line: None).model_request(None)
     assert Path(request.name) == tmp_path / "mine.safetensors"
+
+
+def test_a_byte_order_mark_as_windows_editors_write_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "vitdeploy.toml").write_bytes(b'\xef\xbb\xbfoutput = "here"')
+    assert read_recipe(tmp_path).output == "here"

@@ -95,7 +95,7 @@ class Defective:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def load(self, engine: Any, *, threads: int | None = None) -> Any:
+    def load(self, engine: Any, *, threads: int | None = None, alone: bool = True) -> Any:
         self._session = self._real.load(engine)
         return self
 
