@@ -293,11 +293,8 @@ def _forecast_beside(
     from vitdeploy.benchmarks.accuracy.evaluation import digest_of
     from vitdeploy.cli.report import forecasts_beside
 
-    found = forecasts_beside([engine], note).get(engine.manifest.model_digest)
-    if found is None or found.images_digest == digest_of(images):
-        return found
-    note(f"left out: the forecast of {found.graph_file} is of other images")
-    return None
+    beside = forecasts_beside([engine], note, digest_of(images))
+    return beside.get(engine.manifest.model_digest)
 
 
 def _readable(images: ImageSet, skip: bool, sink: Any) -> tuple[ImageSet, tuple[str, ...]]:

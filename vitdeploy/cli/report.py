@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -126,10 +126,12 @@ def _of_engines(
         loaded = [at_size(read_engine(path), size, note) for path in engines]
     else:
         loaded = _siblings(workspace(note).newest_engine(announced=False), size, note)
+    evaluations = _evaluations(loaded, note)
+    images = next((found.images_digest for found in evaluations.values()), "")
     evidence = Evidence(
         engines=loaded,
-        evaluations=_evaluations(loaded, note),
-        forecasts=forecasts_beside(loaded, note),
+        evaluations=evaluations,
+        forecasts=forecasts_beside(loaded, note, images),
         benchmark=_benchmark(loaded, note),
         scenarios=_scenarios(loaded, note),
         positions=_positions(loaded, note),
@@ -246,11 +248,34 @@ def _siblings(newest: Path, size: Size | None, note: Say) -> list[Engine]:
 
 
 def _evaluations(engines: list[Engine], note: Say) -> dict[str, EvaluationResult]:
-    from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+    """Of each engine the newest on the same images, by the engine's digest.
 
-    found = _beside(engines, ACCURACY_SUFFIX, EvaluationResult, note)
-    for engine in engines:
-        if engine.manifest.engine_digest not in found:
+    Those are what most engines were judged on; of several such, what more of them were judged on
+    last, and then the larger set.
+    """
+    from vitdeploy.benchmarks.accuracy.evaluation import EvaluationResult
+    from vitdeploy.benchmarks.findings import LEFT_OUT
+
+    beside = [(e, list(_beside(e, ACCURACY_SUFFIX, EvaluationResult, note))) for e in engines]
+    sets = [[result.images_digest for result in results] for _, results in beside]
+    counts = {r.images_digest: r.comparison.images for _, results in beside for r in results}
+
+    def rank(images: str) -> tuple[int, int, int]:
+        held = [own for own in sets if images in own]
+        return len(held), sum(own[0] == images for own in held), counts[images]
+
+    chosen = max(counts, key=rank, default="")
+    found = {}
+    for engine, results in beside:
+        own = next((result for result in results if result.images_digest == chosen), None)
+        if own is not None:
+            found[own.engine_digest] = own
+        elif results:
+            note(
+                f"{LEFT_OUT}{engine.path.name} was evaluated on {results[0].comparison.images:,} "
+                f"other images than the rest ({counts[chosen]:,}): evaluate it on the same"
+            )
+        else:
             note(f"not evaluated yet: {engine.path.name}")
     return found
 
@@ -259,31 +284,25 @@ def _scenarios(engines: list[Engine], note: Say) -> dict[str, ScenarioResult]:
     from vitdeploy.benchmarks.speed.scenarios import ScenarioResult
     from vitdeploy.cli.benchmark import SCENARIOS_SUFFIX
 
-    return _beside(engines, SCENARIOS_SUFFIX, ScenarioResult, note)
+    beside = [list(_beside(e, SCENARIOS_SUFFIX, ScenarioResult, note)) for e in engines]
+    return {results[0].engine_digest: results[0] for results in beside if results}
 
 
-def _beside(
-    engines: list[Engine], suffix: str, kind: type[OfEngine], note: Say
-) -> dict[str, OfEngine]:
-    """The newest that a command left beside each engine of its size, by the engine's digest; of
-    older builds nothing."""
+def _beside(engine: Engine, suffix: str, kind: type[OfEngine], note: Say) -> Iterator[OfEngine]:
+    """What a command left beside an engine at its size, the newest first; of older builds
+    nothing."""
     from vitdeploy.benchmarks.findings import LEFT_OUT, newest_first, read_finding
 
-    found: dict[str, OfEngine] = {}
-    for engine in engines:
-        manifest = engine.manifest
-        for path in newest_first(engine.path.with_suffix(suffix)):
-            result = read_finding(path, kind, note)
-            if result is None:
-                continue
-            if result.engine_digest != manifest.engine_digest:
-                note(f"{LEFT_OUT}{path.name} is of an older build of this engine")
-            elif result.size() not in (None, manifest.model.resolution):
-                note(_of_another_size(path, result.size()))
-            else:
-                found[result.engine_digest] = result
-                break
-    return found
+    for path in newest_first(engine.path.with_suffix(suffix)):
+        result = read_finding(path, kind, note)
+        if result is None:
+            continue
+        if result.engine_digest != engine.manifest.engine_digest:
+            note(f"{LEFT_OUT}{path.name} is of an older build of this engine")
+        elif result.size() not in (None, engine.manifest.model.resolution):
+            note(_of_another_size(path, result.size()))
+        else:
+            yield result
 
 
 def _of_another_size(path: Path, size: Size | None) -> str:
@@ -293,20 +312,33 @@ def _of_another_size(path: Path, size: Size | None) -> str:
     return f"{LEFT_OUT}{path.name} is of {height}x{width}: report --res {height}x{width} shows it"
 
 
-def forecasts_beside(engines: list[Engine], note: Say) -> dict[str, AccuracyForecast]:
-    """What `evaluate GRAPH` left beside the engines at their size, by the digest of the graph."""
-    from vitdeploy.benchmarks.findings import read_finding
+def forecasts_beside(
+    engines: list[Engine], note: Say, images: str = ""
+) -> dict[str, AccuracyForecast]:
+    """What `evaluate GRAPH` left beside the engines at their size, by the digest of the graph.
+
+    Of each the newest, of these `images` where their digest is given.
+    """
+    from vitdeploy.benchmarks.findings import LEFT_OUT, newest_first, read_finding
     from vitdeploy.benchmarks.report.model import AccuracyForecast
 
     wanted = {engine.manifest.model_digest: engine.manifest.model for engine in engines}
     folders = dict.fromkeys(engine.path.parent for engine in engines)
-    found = {}
-    for path in (path for folder in folders for path in sorted(folder.glob("*.forecast*.json"))):
+    newest = [path for folder in folders for path in sorted(folder.glob(f"*{FORECAST_SUFFIX}"))]
+    found: dict[str, AccuracyForecast] = {}
+    others: dict[str, str] = {}
+    for path in (path for each in newest for path in newest_first(each)):
         forecast = read_finding(path, AccuracyForecast, note)
         if forecast is None or forecast.graph_digest not in wanted:
             continue
         if forecast.resolution in (None, wanted[forecast.graph_digest].resolution):
-            found[forecast.graph_digest] = forecast
+            if images in ("", forecast.images_digest):
+                found.setdefault(forecast.graph_digest, forecast)
+            else:
+                others.setdefault(forecast.graph_digest, path.name)
+    for graph, name in others.items():
+        if graph not in found:
+            note(f"{LEFT_OUT}{name} is of other images")
     return found
 
 

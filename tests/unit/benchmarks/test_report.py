@@ -216,6 +216,15 @@ def test_verdict_says_when_int8_did_not_pay() -> None:
     assert "ship it. INT8 did not pay: INT8 on ONNX Runtime is 0.9x" in both
 
 
+def test_int8_is_said_not_to_pay_only_where_that_is_known() -> None:
+    unsure = row("INT8 on ONNX Runtime", "int8-fp32", 100, accuracy(1, 1, 200))
+    assert "INT8 was not seen to pay: INT8 on ONNX Runtime is" in report(unsure, FP32).verdict()
+    untimed = replace(INT8, throughput=(), speedups=())
+    assert "INT8 was not seen to pay: INT8 on ONNX" in report(untimed, FP32).verdict()
+    worse = replace(untimed, accuracy=accuracy(300, 0))
+    assert "INT8 did not pay: INT8 on ONNX Runtime loses" in report(worse, FP32).verdict()
+
+
 def test_a_fast_engine_that_lost_accuracy_is_never_shipped() -> None:
     broken = row("int8", "int8-fp32", 100, accuracy(300, 0))
     text = report(broken).verdict()

@@ -11,6 +11,7 @@ from report_samples import details
 
 from vitdeploy.artifacts.files import from_json, read_text
 from vitdeploy.benchmarks.findings import newest_first, read_finding, write_finding
+from vitdeploy.benchmarks.speed.machine import Energy
 from vitdeploy.benchmarks.speed.memory import PeakMemory
 from vitdeploy.benchmarks.speed.scenarios import ScenarioResult, StreamResult
 from vitdeploy.benchmarks.speed.throughput import (
@@ -36,6 +37,9 @@ def run_of(engines: str, batches: tuple[int, ...] = (1, 8)) -> BenchmarkResult:
 
 
 BOTH = run_of("ab")
+UNSETTLED = replace(
+    BOTH, comparisons=tuple(replace(c, stable=False, drift=0.2) for c in BOTH.comparisons)
+)
 MEMORY = (PeakMemory("a", 8, 2, 1),)
 
 
@@ -51,8 +55,12 @@ MEMORY = (PeakMemory("a", 8, 2, 1),)
         (BOTH, replace(BOTH, memory=MEMORY), True),
         (BOTH, replace(run_of("ab"), has_source=False, comparisons=tuple(
             replace(c, measurements=c.measurements[1:]) for c in BOTH.comparisons)), False),
+        (BOTH, UNSETTLED, False),
+        (UNSETTLED, BOTH, True),
+        (replace(BOTH, energy=(Energy("a", 8, 0.1, 5.0, 2.0, "RAPL"),)), BOTH, False),
     ],
-    ids=["same", "more", "fewer engines", "fewer batches", "size", "no memory", "memory", "alone"],
+    ids=["same", "more", "fewer engines", "fewer batches", "size", "no memory", "memory", "alone",
+         "unsettled", "settled", "no energy"],
 )  # fmt: skip
 def test_a_run_that_measured_less_leaves_the_older_one(
     older: BenchmarkResult, newer: BenchmarkResult, replaced: bool, tmp_path: Path

@@ -51,6 +51,7 @@ def assemble(evidence: Evidence) -> Report:
         raise InputError("there is no engine to report on", hint="run `vitdeploy build-engine`")
     model = _common_model(evidence.engines)
     evaluations = list(evidence.evaluations.values())
+    _require_same_images(evaluations)
     first = evaluations[0] if evaluations else None
     benchmark = evidence.benchmark
     label = benchmark.source_label if benchmark else "nothing"
@@ -84,6 +85,17 @@ def assemble(evidence: Evidence) -> Report:
         positions=evidence.positions,
         notes=(*evidence.notes, *_unstable(benchmark)),
     )
+
+
+def _require_same_images(evaluations: Sequence[EvaluationResult]) -> None:
+    """Accuracies of other images do not stand side by side; older records do not name theirs."""
+    known = {found.images_digest: found for found in evaluations if found.images_digest}
+    if len(known) > 1:
+        told = [f"{e.engine_file} on {e.comparison.images:,}" for e in known.values()]
+        raise InputError(
+            f"the engines were evaluated on different images: {', '.join(told)}",
+            hint="evaluate them on the same",
+        )
 
 
 def _flips(rows: Sequence[ReportRow], evidence: Evidence) -> tuple[Flip, ...]:

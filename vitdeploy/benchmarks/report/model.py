@@ -213,7 +213,7 @@ class Report:
         quantized = [row for row in compared if is_quantized(row.precision)]
         if quantized and not is_quantized(best.precision):
             other = max(quantized, key=_rank)
-            told = "did not pay" if other.stable else "was not seen to pay"
+            told = "did not pay" if _is_told(other) else "was not seen to pay"
             sentence += f" INT8 {told}: {self._findings(other)}."
         failed = [row.name for row in self.rows if row.status == "failed"]
         return sentence + (f" {' and '.join(failed)} failed here." if failed else "")
@@ -278,6 +278,14 @@ class Report:
 def read_report(path: Path) -> Report:
     """Read a report.json back. Raises InputError for any other file or schema."""
     return from_json(read_text(path, what="report"), Report, origin=str(path))
+
+
+def _is_told(row: ReportRow) -> bool:
+    """Whether what was found of an engine that is not the best says that it is worse."""
+    assert row.accuracy is not None
+    verdict = row.accuracy.verdict
+    timed = verdict == "pass" and row.best_speedup is not None
+    return row.stable and (timed or verdict == "fail")
 
 
 def _rank(row: ReportRow) -> tuple[int, bool, float, bool]:

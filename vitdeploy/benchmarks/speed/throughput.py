@@ -172,11 +172,15 @@ class BenchmarkResult:
         return self.resolution == older.resolution and older._measured() <= self._measured()
 
     def _measured(self) -> set[tuple[str, str, int]]:
-        """(kind of figure, session, batch) of everything that was."""
+        """(kind of figure, session, batch) of everything that was; that timings settled is a
+        finding too."""
         forms = [self.source_label, *self.source_variants] if self.has_source else []
         sessions = [*forms, *self.engine_digests]
         return {
             *(("time", name, c.batch) for name in sessions for c in self.comparisons),
+            *(("settled", "", c.batch) for c in self.comparisons if c.stable),
+            *(("share", found.name, found.batch) for found in self.shares),
+            *(("energy", found.name, found.batch) for found in self.energy),
             *(("memory", found.engine_digest, found.batch) for found in self.memory),
             *(("files", found.engine_digest, found.batch) for found in self.from_files),
         }
