@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from vitdeploy.benchmarks.report.markdown import table_rows
-from vitdeploy.benchmarks.report.model import read_report
+from vitdeploy.benchmarks.report.read import read_report
 
 README = Path(__file__).parents[1] / "README.md"
 

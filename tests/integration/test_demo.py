@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from vitdeploy.benchmarks.report.markdown import table_rows
-from vitdeploy.benchmarks.report.model import Report, ReportRow, read_report
+from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.read import read_report
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,6 +6,7 @@ cattrs by itself makes True of "false", 5 of "5", and three labels of "abc".
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from types import UnionType
@@ -19,6 +20,11 @@ AnyConverter = TypeVar("AnyConverter", bound=cattrs.Converter)
 Record = TypeVar("Record")
 
 _LARGEST = 2**64 - 1
+
+_UNSEEN = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+"""Control characters, and what Unicode has for the direction of text and the ends of lines."""
 
 DEEPEST = 64
 """No record of ours is a quarter as deep; a deeper one is made to exhaust the stack."""
@@ -103,11 +109,14 @@ def plain_content(value: Any, depth: int = 0) -> Any:
 
 
 def printable(name: str) -> str:
-    """A name that every file and terminal takes: what UTF-8 cannot hold is spelled out.
+    """A name that every file and terminal takes: what UTF-8 cannot hold is spelled out, and so
+    is what would move a terminal's cursor or turn the order of what is read.
 
-    A file called b'caf\\xe9' is 'caf\\udce9' to Python, and becomes 'caf\\\\udce9' here.
+    A file called b'caf\\xe9' is 'caf\\udce9' to Python, and becomes 'caf\\\\udce9' here. Line
+    ends and tabs stay.
     """
-    return name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+    shown = name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
 
 
 def _exactly(value: Any, kind: type[Any]) -> Any:

@@ -46,8 +46,10 @@ def engine_names(engines: Sequence[Engine]) -> list[str]:
 
 
 def told_apart(names: Sequence[str], digests: Sequence[str]) -> list[str]:
-    """`names`, with the beginning of the engine's digest where two are the same."""
-    return [
-        name if names.count(name) == 1 else f"{name}, engine {digest[:8]}"
-        for name, digest in zip(names, digests, strict=True)
-    ]
+    """`names`, with the beginning of the engine's digest where two are the same; with a number
+    where that is not known."""
+    found = []
+    for i, (name, digest) in enumerate(zip(names, digests, strict=True)):
+        own = f", engine {digest[:8]}" if digest else f" ({names[: i + 1].count(name)})"
+        found.append(name if names.count(name) == 1 else name + own)
+    return found

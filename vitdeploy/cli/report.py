@@ -85,7 +85,7 @@ def command(
     if len(reports) > 1:
         _merge(reports, output, as_json)
         return
-    from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.benchmarks.report.read import read_report
 
     before = None if baseline is None else read_report(baseline)
     if reports:
@@ -162,7 +162,7 @@ def _positions(engines: list[Engine], note: Say) -> ReportedPositions | None:
 def _merge(paths: list[Path], output: Path, as_json: bool) -> None:
     """Several devices as one comparison."""
     from vitdeploy.benchmarks.report.merge import merge, table_rows
-    from vitdeploy.benchmarks.report.model import read_report
+    from vitdeploy.benchmarks.report.read import read_report
     from vitdeploy.benchmarks.report.write import write_merged
     from vitdeploy.pipeline import now
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from report_samples import accuracy, details, report
 
 from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.benchmarks.accuracy import evaluation
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.report.merge import merge
+from vitdeploy.benchmarks.report.read import read_report
+from vitdeploy.benchmarks.report.write import write_merged, write_report
 from vitdeploy.benchmarks.speed.throughput import BenchmarkResult, Measurement, ThroughputComparison
 from vitdeploy.errors import InputError
 from vitdeploy.images import ImageItem, ImageSet
@@ -87,3 +92,54 @@ def test_names_of_classes_are_all_there_or_numbers(
         return
     (flip,) = evaluation.flips_of(*given)
     assert flip.engine_prediction == answered
+
+
+FOREIGN = report({"int8-fp32": (25, accuracy(9, 7))})
+FOREIGN = replace(FOREIGN, rows=(replace(FOREIGN.rows[0], details=details()),))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("rows 0 size_bytes", -5, "rows[0].size_bytes is -5, which is below zero"),
+        ("rows 0 speedups 0 ratio", -2.0, "speedups[0].ratio is -2"),
+        ("rows 0 details from_files 0 decode_ms", -1.5, "from_files[0].decode_ms is -1.5"),
+        ("rows 0 details scenarios streams 0 latencies_ms 3", -0.1, "latencies_ms[3] is -0.1"),
+        ("rows 0 details memory 0 peak_bytes", -1, "memory[0].peak_bytes is -1"),
+        ("rows 0 accuracy engine_top1", 1.5, "engine_top1 is 1.5, which is no share of 1"),
+        ("rows 0 accuracy cosine_min", -1.5, "cosine_min is -1.5, which is no share of 1"),
+        ("native_top1", -0.2, "native_top1 is -0.2"),
+        ("evaluation_images", -3, "evaluation_images is -3"),
+        ("environment memory_bytes", -3, "environment.memory_bytes is -3"),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(
+    place: str, value: float, said: str, tmp_path: Path
+) -> None:
+    (path := tmp_path / "report.json").write_text(to_json(FOREIGN), encoding="utf-8")
+    assert read_report(path) == FOREIGN
+    content = json.loads(path.read_text(encoding="utf-8"))
+    *way, last = [int(step) if step.isdecimal() else step for step in place.split()]
+    inside = content
+    for step in way:
+        inside = inside[step]
+    assert inside[last] >= 0
+    inside[last] = value
+    path.write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(InputError) as caught:
+        read_report(path)
+    assert said in str(caught.value)
+    assert "vitdeploy report" in str(caught.value.hint)
+
+
+def test_what_moves_the_cursor_or_turns_text_around_is_spelled_out(tmp_path: Path) -> None:
+    evil = "fast\x1b[2J\u202egnp\x9b"
+    foreign = replace(FOREIGN, rows=(replace(FOREIGN.rows[0], name=evil, note=evil),))
+    (path := tmp_path / "report.json").write_text(to_json(foreign), encoding="utf-8")
+    found = read_report(path)
+    assert found.rows[0].name == r"fast\x1b[2J\u202egnp\x9b"
+    other = replace(found, environment=replace(found.environment, cpu="B"))
+    written = write_merged(merge([found, other]), tmp_path)
+    write_report(found, tmp_path / "own")
+    for file in (*written.values(), *(tmp_path / "own").iterdir()):
+        assert not set(evil[4:] + "\r") & set(file.read_text(encoding="utf-8")) - set("[2Jgnp")

@@ -111,8 +111,23 @@ class TestOneMachine:
         ]  # fmt: skip
         assert rows[0] != rows[3], "each run has its own source, against which its speed-ups are"
         for page in (merged_to_markdown(merged), merged_to_html(merged)):
-            assert page.count("Run of 2026-01-02 03:04 UTC") >= 1
-            assert "Run of 2026-02-03 00:00 UTC" in page
+            plain = page.replace("\\", "")
+            assert "ONNX Runtime (report of 2026-01-02 03:04 UTC)" in plain
+            assert "OpenVINO (report of 2026-02-03 00:00 UTC)" in plain
+
+    def test_an_engine_without_a_digest_is_known_by_its_name(self) -> None:
+        known = replace(
+            ON_CPU, rows=tuple(replace(r, engine_digest="ab" * 32) for r in ON_CPU.rows)
+        )
+        later = replace(ON_CPU, created="2026-05-05T00:00:00+00:00")
+        for first, second in ((ON_CPU, later), (known, later), (later, known)):
+            with pytest.raises(InputError, match="both tell of FP32 on ONNX Runtime"):
+                merge([first, second])
+        failed = replace(later, rows=tuple(replace(r, status="failed") for r in later.rows))
+        (device,) = merge([known, failed]).devices
+        names = [row.name for report in device.reports for row in report.rows]
+        assert len(set(names)) == 4
+        assert not any(name.endswith("engine ") for name in names)
 
     def test_one_run_has_one_source(self) -> None:
         """Two reports of one benchmark, an engine in each."""

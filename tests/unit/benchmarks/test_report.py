@@ -23,7 +23,8 @@ from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
 from vitdeploy.benchmarks.report.html import PLOTS_LEFT_OUT, to_html
 from vitdeploy.benchmarks.report.markdown import escape, table_rows, to_markdown
-from vitdeploy.benchmarks.report.model import Flip, Report, ReportRow, read_report
+from vitdeploy.benchmarks.report.model import Flip, Report, ReportRow
+from vitdeploy.benchmarks.report.read import read_report
 from vitdeploy.benchmarks.report.write import write_report
 from vitdeploy.benchmarks.speed.throughput import Measurement, Speedup
 from vitdeploy.environment import Environment

@@ -96,7 +96,7 @@ def merged_to_html(merged: merge.MergedReport) -> str:
                 "facts": merge.machine_facts(device),
                 "runs": [
                     {
-                        "created": wording.day(report.created),
+                        "name": merge.run_name(report),
                         "facts": merge.facts(report),
                         "sections": _sections(report, f"device{i}-{j}-"),
                     }

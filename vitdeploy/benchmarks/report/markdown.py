@@ -146,7 +146,7 @@ def merged_to_markdown(merged: merge.MergedReport) -> str:
     for device in merged.devices:
         lines += ["", f"## {escape(device.name)}", "", *fact_lines(merge.machine_facts(device))]
         for report in device.reports:
-            lines += ["", f"### Run of {wording.day(report.created)}", ""]
+            lines += ["", f"### {escape(merge.run_name(report))}", ""]
             lines += fact_lines(merge.facts(report))
             for section in sections(report):
                 lines += ["", *section_lines(section, "####")]

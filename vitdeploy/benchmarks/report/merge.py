@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.benchmarks.accuracy.comparison import Verdict
-from vitdeploy.benchmarks.naming import told_apart
+from vitdeploy.benchmarks.naming import backend_title, told_apart
 from vitdeploy.benchmarks.report import wording
 from vitdeploy.benchmarks.report.model import Report, ReportRow
 from vitdeploy.errors import InputError
@@ -133,18 +133,29 @@ def _devices(reports: Sequence[Report]) -> list[list[int]]:
 
 
 def _require_engines_once(reports: Sequence[tuple[str, Report]]) -> None:
-    """Raise InputError where two reports of one device tell of the same engine."""
-    known: dict[str, str] = {}
+    """Raise InputError where two reports of one device tell of the same engine.
+
+    By its digest; where one of both does not know that, by its name.
+    """
+    known: list[tuple[str, ReportRow]] = []
     for file, report in reports:
-        for row in report.rows:
-            other = known.setdefault(row.engine_digest or row.name, file)
-            if other != file:
+        own = [row for row in report.rows if row.status != "failed"]
+        for row in own:
+            other = next((before for before, found in known if _same_engine(found, row)), None)
+            if other is not None:
                 raise InputError(
                     f"{other} and {file} both tell of {row.name} on {_hardware(report)}: the same "
                     "engine on the same machine with the same software",
                     hint="give one of them; `vitdeploy report NEW --baseline OLD` compares two of "
                     "one machine",
                 )
+        known += [(file, row) for row in own]
+
+
+def _same_engine(one: ReportRow, other: ReportRow) -> bool:
+    if one.engine_digest and other.engine_digest:
+        return one.engine_digest == other.engine_digest
+    return one.name == other.name
 
 
 def _told_apart(reports: Sequence[Report]) -> tuple[Report, ...]:
@@ -244,6 +255,12 @@ def machine_facts(device: Device) -> list[tuple[str, str]]:
         ("Python", machine.python),
         ("Packages", ", ".join(f"{n} {v}" for n, v in sorted(machine.packages.items()))),
     ]
+
+
+def run_name(report: Report) -> str:
+    """'ONNX Runtime and OpenVINO (report of 2026-11-30 20:45 UTC)'."""
+    ran = dict.fromkeys(backend_title(row.backend) for row in report.rows)
+    return f"{' and '.join(ran)} (report of {wording.day(report.created)})"
 
 
 def facts(report: Report) -> list[tuple[str, str]]:

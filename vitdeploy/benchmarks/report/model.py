@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from vitdeploy.artifacts.files import from_json, read_text
 from vitdeploy.artifacts.onnx_model import ModelDescription, Quantization, Verification
 from vitdeploy.benchmarks.accuracy.comparison import Verdict
 from vitdeploy.benchmarks.accuracy.judging import AnyComparison
@@ -273,11 +271,6 @@ class Report:
         if row.accuracy is not None:
             parts.append(row.accuracy.in_words())
         return f"{row.name} {' and '.join(parts)}"
-
-
-def read_report(path: Path) -> Report:
-    """Read a report.json back. Raises InputError for any other file or schema."""
-    return from_json(read_text(path, what="report"), Report, origin=str(path))
 
 
 def _is_told(row: ReportRow) -> bool:

@@ -10,9 +10,7 @@ from vitdeploy.artifacts.strict import printable
 from vitdeploy.benchmarks.report.html import merged_to_html, to_html
 from vitdeploy.benchmarks.report.markdown import merged_to_markdown, to_markdown
 from vitdeploy.benchmarks.report.merge import MergedReport
-from vitdeploy.benchmarks.report.model import Report, read_report
-
-__all__ = ["read_report", "write_merged", "write_report"]
+from vitdeploy.benchmarks.report.model import Report
 
 
 def write_report(report: Report, folder: Path) -> dict[str, Path]:
