@@ -14,6 +14,9 @@ from report_samples import accuracy, details, report
 from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.benchmarks.accuracy import evaluation
 from vitdeploy.benchmarks.accuracy.classes import AccuracyComparison, compare
+from vitdeploy.benchmarks.accuracy.features import compare_features
+from vitdeploy.benchmarks.accuracy.multilabel import compare_multilabel
+from vitdeploy.benchmarks.accuracy.regression import compare_regression
 from vitdeploy.benchmarks.report.merge import merge
 from vitdeploy.benchmarks.report.read import read_report
 from vitdeploy.benchmarks.report.write import write_merged, write_report
@@ -130,6 +133,24 @@ def test_figures_that_cannot_be_are_refused(
         read_report(path)
     assert said in str(caught.value)
     assert "vitdeploy report" in str(caught.value.hint)
+
+
+def test_what_engines_gain_or_lose_entirely_can_be(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    truth = generator.random((200, 6)) < 0.4
+    source = (2 * truth - 1 + generator.normal(0, 1.5, truth.shape)).astype(np.float32)
+    better = (source + 0.3 * (2 * truth - 1)).astype(np.float32)
+    kinds = {
+        "fp32": compare_multilabel(source, better, truth),
+        "fp16": accuracy(1, 9),
+        "bf16": compare_regression(source, -source),
+        "int8-fp32": compare_features(source, -source),
+    }
+    assert kinds["fp32"].loss().high < 0
+    assert kinds["bf16"].engine_score < 0
+    whole = report({precision: (25, found) for precision, found in kinds.items()})
+    (path := tmp_path / "report.json").write_text(to_json(whole), encoding="utf-8")
+    assert read_report(path) == whole
 
 
 def test_what_moves_the_cursor_or_turns_text_around_is_spelled_out(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.artifacts.files import from_json, read_text
+from vitdeploy.benchmarks.accuracy.comparison import Loss
 from vitdeploy.benchmarks.report.model import Report
 from vitdeploy.errors import InputError
 
@@ -52,6 +53,8 @@ def _numbers(value: Any, place: str, name: str) -> Iterator[tuple[str, str, floa
     """(where, the field's name, the number) of every number below `value`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         yield place, name, value
+    elif isinstance(value, Loss):
+        yield from _numbers(value.limit, f"{place}.limit", "limit")  # the others may be gains
     elif isinstance(value, tuple):
         for i, each in enumerate(value):
             yield from _numbers(each, f"{place}[{i}]", name)
