@@ -123,14 +123,12 @@ def evaluate(
     images: ImageSet,
     criterion: Criterion | None = None,
     *,
-    threads: int | None = None,
     session: Session | None = None,
     progress: Progress = SILENT,
 ) -> EvaluationResult:
     """Judge an engine against the source on the same images.
 
-    `session` is the engine where it is loaded already (not `alone`), else it is loaded
-    for `threads`.
+    `session` is the engine where it is loaded already (not `alone`).
 
     Raises InputError where images were calibrated with, GateFailedError where
     the comparison is void (not finite, one class only).
@@ -140,7 +138,7 @@ def evaluate(
     kind = kind_of(model.source.task, model.output, asked=criterion.task)
     require_unseen(engine, images)
     logits = evaluation.logits_of(
-        session or load_engine(engine, threads=threads, alone=False),
+        session or load_engine(engine, alone=False),
         images,
         model.source.preprocessing,
         model.resolution,
@@ -156,6 +154,15 @@ def evaluate(
         max_drop_points=criterion.max_drop_points,
         probabilities=probabilities,
     )
+    flips = evaluation.flips_of(
+        engine.path.stem,
+        comparison,
+        baseline.logits,
+        logits,
+        images,
+        model.source.labels,
+        probabilities=probabilities,
+    )
     return EvaluationResult(
         engine_file=printable(engine.path.name),
         engine_digest=engine.manifest.engine_digest,
@@ -166,14 +173,6 @@ def evaluate(
         native_top1=baseline.native_top1,
         unreadable=(),
         comparison=comparison,
-        flips=evaluation.flips_of(
-            engine.path.stem,
-            comparison,
-            baseline.logits,
-            logits,
-            images,
-            model.source.labels,
-            probabilities=probabilities,
-        ),
+        flips=flips,
         images_digest=evaluation.digest_of(images),
     )

@@ -75,7 +75,7 @@ def test_forecast_and_measurement_stand_side_by_side(
 ) -> None:
     engine = api.build_engine(bench.model, OnnxRuntimeBackend(), tmp_path, BuildOptions(threads=1))
     baseline = api.Baseline("stand-in", bench.answers, None, None)
-    found = api.evaluate(engine, baseline, bench.images, threads=1)
+    found = api.evaluate(engine, baseline, bench.images)
     result = replace(found, forecast=forecast)
     assert from_json(to_json(result), EvaluationResult, origin="test") == result
     digest = engine.manifest.engine_digest

@@ -258,3 +258,9 @@ def test_it_is_written_escaped_and_reads_back(tmp_path: Path) -> None:
     assert "## NVIDIA L4" in page
     assert "<script" not in written["html"].read_text(encoding="utf-8")
     assert written["html"].name == "merged.html"
+
+
+def test_terms_are_explained_once() -> None:
+    merged = merge([ON_CPU, ON_L4, ON_JETSON])
+    for page in (merged_to_html(merged), merged_to_markdown(merged)):
+        assert page.count("Entropy: how varied") == 1

@@ -96,10 +96,10 @@ class TestSpeed:
     def test_same_is_said_only_where_the_interval_is_narrow(self) -> None:
         judged, bounds = set(), []
         for spread, seed in ((0.01, 3), (0.4, 4)):
-            later = again(seed=seed)
+            later, noise = again(seed=seed), np.exp(np.tile((0, spread, -spread), 8))
             noisy = tuple(
                 replace(row, throughput=(replace(m, samples_ms=tuple(
-                    (np.array(m.samples_ms) * np.exp(np.tile((0, spread, -spread), 8))).tolist())),))
+                    (np.array(m.samples_ms) * noise).tolist())),))
                 for row in later.rows for m in row.throughput
             )  # fmt: skip
             (change,) = (

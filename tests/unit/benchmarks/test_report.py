@@ -236,7 +236,9 @@ def test_a_fast_engine_that_lost_accuracy_is_never_shipped() -> None:
 
 def test_verdict_without_enough_images_or_labels_or_engines() -> None:
     few = row("int8", "int8-fp32", 381, accuracy(0, 0, n=200))
-    assert report(few).verdict().startswith("Inconclusive: about 539 images needed.")
+    verdict = report(few).verdict()
+    assert verdict.startswith("Inconclusive: about 539 images needed.")
+    assert verdict.endswith(" Evaluate again on that many images, or allow more with --max-drop.")
     unlabelled = row("int8", "int8-fp32", 381, accuracy(3, 0, labelled=False))
     assert "agrees with it on 99.97 % of images" in report(unlabelled).verdict()
     assert report(BUILT, FAILED).verdict() == (

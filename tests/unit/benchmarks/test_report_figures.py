@@ -12,7 +12,7 @@ from report_samples import QUIET, accuracy, details, report, timing
 from vitdeploy.artifacts.files import from_json, to_json
 from vitdeploy.backends import registry
 from vitdeploy.benchmarks import naming
-from vitdeploy.benchmarks.report import figures
+from vitdeploy.benchmarks.report import figures, wording
 from vitdeploy.benchmarks.report.html import to_html
 from vitdeploy.benchmarks.report.markdown import escape, table_rows, to_markdown
 from vitdeploy.benchmarks.report.model import Report, SpeedDetails
@@ -183,3 +183,13 @@ def test_every_runtime_has_a_name_that_people_use() -> None:
     assert all(title != name for name, title in titles.items()), titles
     assert len(set(titles.values())) == len(titles)
     assert naming.backend_title("anothers") == "anothers"
+
+
+def test_terms_are_explained_where_they_stand_and_nowhere_else() -> None:
+    for page in (to_html(FULL), to_markdown(FULL).replace("\\", "")):
+        for term in ("Entropy: how varied", "one-sided bound", "exact p: how likely", "(ECE): how"):
+            assert page.count(term) == 1
+    unlabelled = report({"fp32": (60, None), "int8-fp32": (25, None)})
+    assert "(ECE)" not in to_html(unlabelled)
+    told = set(dict(accuracy(9, 7).facts()))
+    assert set(wording.TERMS) <= told, "a term is explained by the name of its figure"

@@ -164,7 +164,7 @@ class TestFlips:
         baseline = api.Baseline("shifted", np.roll(bench.answers[::10], 1, axis=0), None, None)
         unlabelled = replace(few, labels=(), items=tuple(replace(i, label=None) for i in few.items))
         found = {
-            engine.manifest.engine_digest: api.evaluate(engine, baseline, unlabelled, threads=1)
+            engine.manifest.engine_digest: api.evaluate(engine, baseline, unlabelled)
             for engine in twins
         }
         made = assemble(Evidence(engines=twins, evaluations=found))

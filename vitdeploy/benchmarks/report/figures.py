@@ -27,8 +27,8 @@ AtBatch = TypeVar("AtBatch", RooflineShare, PeakMemory, Energy, Speedup)
 class Section:
     """A table under a title. `about` says how to read it, `findings` what it comes to.
 
-    The first cell of a row names it; all are plain strings, escaped nowhere yet. `sweeps` are
-    drawn where there is something to draw with.
+    The first cell of a row names it; all are plain strings, escaped nowhere yet. `terms` say what
+    figures of it mean. `sweeps` are drawn where there is something to draw with.
     """
 
     title: str
@@ -36,6 +36,7 @@ class Section:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     findings: tuple[str, ...] = ()
+    terms: tuple[str, ...] = ()
     sweeps: tuple[Sweep, ...] = ()
 
 
@@ -46,17 +47,25 @@ def sections(report: Report) -> list[Section]:
     return [_without_empty_columns(section) for section in found if section.rows]
 
 
+def sections_and_terms(reports: Sequence[Report]) -> tuple[list[list[Section]], tuple[str, ...]]:
+    """Those of several reports, with what terms mean apart: once is enough on one page."""
+    found = [sections(report) for report in reports]
+    terms = dict.fromkeys(term for own in found for section in own for term in section.terms)
+    return [[replace(section, terms=()) for section in own] for own in found], tuple(terms)
+
+
 def accuracy(report: Report) -> Section:
     """Every finding on the answers, engines side by side."""
     told = {row.name: dict(_findings(row)) for row in report.rows if row.accuracy or row.forecast}
+    names = dict.fromkeys(what for found in told.values() for what in found)
     return Section(
         ACCURACY,
         "Each engine's answers beside the source's, on the same images.",
         ("Figure", *told),
         tuple(
-            (what, *(found.get(what, wording.NOTHING) for found in told.values()))
-            for what in dict.fromkeys(what for found in told.values() for what in found)
+            (what, *(found.get(what, wording.NOTHING) for found in told.values())) for what in names
         ),
+        terms=tuple(wording.TERMS[what] for what in names if what in wording.TERMS),
     )
 
 

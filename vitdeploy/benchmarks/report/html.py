@@ -31,6 +31,7 @@ from vitdeploy.benchmarks.report.markdown import (
     table_rows,
 )
 from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.positions import ABOUT_POSITIONS
 
 PLOTS_LEFT_OUT = "Plots were left out: install matplotlib with pip install 'vitdeploy[report]'."
 
@@ -60,7 +61,7 @@ def to_html(report: Report) -> str:
         report=report,
         header=header,
         groups=[("", list(zip(tones, rows, strict=True)))],
-        sections=_sections(report),
+        sections=_shown(figures.sections(report), report),
         plots=plots or [],
         sweep_plot=_sweep_plot(figures.timed_sweeps(report), "sweep"),
         fallback=fallback_rows(report),
@@ -68,6 +69,7 @@ def to_html(report: Report) -> str:
         plots_left_out=PLOTS_LEFT_OUT if plots is None else "",
         flips_title=flips.TITLE,
         flips=flips.flips_by_engine(report),
+        about_positions=ABOUT_POSITIONS,
         facts=comparison_facts(report),
         plan=plan_in_words(plan) if plan else "",
         kept=kept_by_reason(plan) if plan else [],
@@ -81,8 +83,13 @@ def merged_to_html(merged: merge.MergedReport) -> str:
         (device.name, [("source" if row is None else _tone(row), cells) for row, cells in rows])
         for device, rows in ((device, merge.rows_of(device)) for device in merged.devices)
     ]
+    found, terms = figures.sections_and_terms(
+        [report for device in merged.devices for report in device.reports]
+    )
+    own_sections = iter(found)
     return _render(
         "merged.html",
+        terms=terms,
         title=merged.heading(),
         subtitle=wording.day(merged.created),
         verdict=merged.verdict(),
@@ -98,7 +105,7 @@ def merged_to_html(merged: merge.MergedReport) -> str:
                     {
                         "name": merge.run_name(report),
                         "facts": merge.facts(report),
-                        "sections": _sections(report, f"device{i}-{j}-"),
+                        "sections": _shown(next(own_sections), report, f"device{i}-{j}-"),
                     }
                     for j, report in enumerate(device.reports)
                 ],
@@ -117,7 +124,7 @@ class _Shown:
     plot: Markup
 
 
-def _sections(report: Report, prefix: str = "") -> list[_Shown]:
+def _shown(sections: Sequence[Section], report: Report, prefix: str = "") -> list[_Shown]:
     """`prefix` keeps the ids of one page's plots apart."""
     return [
         _Shown(
@@ -125,7 +132,7 @@ def _sections(report: Report, prefix: str = "") -> list[_Shown]:
             tuple(interval_bars(report)) if section.title == figures.ACCURACY else (),
             _sweep_plot(section.sweeps, f"{prefix}offline"),
         )
-        for section in figures.sections(report)
+        for section in sections
     ]
 
 

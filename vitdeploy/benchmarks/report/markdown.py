@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from vitdeploy.artifacts.onnx_model import Quantization
 from vitdeploy.benchmarks.report import flips, merge, wording
-from vitdeploy.benchmarks.report.figures import Section, sections
+from vitdeploy.benchmarks.report.figures import Section, sections, sections_and_terms
 from vitdeploy.benchmarks.report.model import Report, ReportRow
+from vitdeploy.benchmarks.report.positions import ABOUT_POSITIONS
 from vitdeploy.benchmarks.speed.throughput import Measurement
 
 _SPECIAL = str.maketrans(
@@ -100,6 +101,7 @@ def to_markdown(report: Report) -> str:
         lines += table(*flips.rows(of_engine))
     if report.positions is not None:
         lines += ["", "## Position embeddings", "", f"{escape(report.positions.in_words())}."]
+        lines += ["", escape(ABOUT_POSITIONS)]
     if report.quantization is not None:
         lines += ["", *_plan_lines(report.quantization, fallback_rows(report))]
     lines += ["", "## Environment and provenance", ""]
@@ -143,13 +145,19 @@ def merged_to_markdown(merged: merge.MergedReport) -> str:
     lines = [f"# {escape(merged.heading())}", ""]
     lines += [f"**{escape(merged.verdict())}**", "", *table(*merge.table_rows(merged))]
     lines += ["", merge.ABOUT_SPEEDUPS]
+    found, terms = sections_and_terms([r for device in merged.devices for r in device.reports])
+    own_sections = iter(found)
     for device in merged.devices:
         lines += ["", f"## {escape(device.name)}", "", *fact_lines(merge.machine_facts(device))]
         for report in device.reports:
             lines += ["", f"### {escape(merge.run_name(report))}", ""]
             lines += fact_lines(merge.facts(report))
-            for section in sections(report):
+            for section in next(own_sections):
                 lines += ["", *section_lines(section, "####")]
+    if terms:
+        lines += ["", "## Terms"]
+    for term in terms:
+        lines += ["", escape(term)]
     return "\n".join(lines) + "\n"
 
 
@@ -159,6 +167,8 @@ def section_lines(section: Section, level: str) -> list[str]:
     lines += table(section.header, section.rows)
     if section.findings:
         lines += ["", *(f"- {escape(finding)}" for finding in section.findings)]
+    for term in section.terms:
+        lines += ["", escape(term)]
     return lines
 
 

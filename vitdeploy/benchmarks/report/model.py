@@ -245,9 +245,11 @@ class Report:
         if accuracy.verdict == "inconclusive":
             if accuracy.images_needed is None:
                 need = "the loss is at the limit, more images will not settle it"
+                do = "Keep layers in float (build-engine --keep), or allow more with --max-drop"
             else:
                 need = f"about {accuracy.images_needed:,} images needed"
-            return f"Inconclusive: {need}. {findings}."
+                do = "Evaluate again on that many images, or allow more with --max-drop"
+            return f"Inconclusive: {need}. {findings}. {do}."
         speedup = row.best_speedup
         if speedup is None:
             return f"{findings}: the accuracy holds, the speed was not compared."

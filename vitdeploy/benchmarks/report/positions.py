@@ -14,6 +14,10 @@ from vitdeploy.graph.inspection import native_grid, read_graph
 from vitdeploy.graph.similarity import PositionFigures, picture, position_figures
 
 PNG = "data:image/png;base64,"
+ABOUT_POSITIONS = (
+    "A cosine near 1 means that resampling kept what tells one place of the image from another. It "
+    "says nothing of the accuracy at this size: only evaluating there does."
+)
 _DOTS_PER_INCH = 80
 """A picture of two 24x24 grids is then some 60 kB."""
 

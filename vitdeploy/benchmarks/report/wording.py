@@ -12,6 +12,23 @@ from vitdeploy.environment import Environment
 NOTHING = "–"  # noqa: RUF001 (an en dash is what a table shows for nothing)
 
 
+TERMS = {
+    "agreement": "Agreement: how often engine and source give the same answer. Entropy: how varied "
+    "the source's answers are, in bits (1 bit: as varied as a coin, 0: always the same); the lower "
+    "it is, the less agreement means.",
+    "drop": "Drop: the verdict goes by its one-sided bound (at most so much is lost, with 95 % "
+    "confidence), which spends all its doubt on the bad side. The two-sided interval divides the "
+    "doubt between both sides, so its upper end lies further out; both are of the same images. "
+    "McNemar's exact p: how likely it is that so uneven a number of images is lost and gained by "
+    "chance; a large p proves nothing, only the bound does.",
+    "calibration error": "Calibration error (ECE): how far confidence lies from being right, on "
+    "average: 0.02 means that answers given with 90 % are right 88 or 92 % of the time.",
+    "logits": "Logits: how near the numbers behind the answers are. Cosine 1: the same direction; "
+    "the error is in standard deviations of the source's.",
+}
+"""What figures mean to someone who meets them for the first time, by the name of the figure."""
+
+
 def percent(share: float | None) -> str:
     """0.8125 becomes '81.25 %'."""
     return NOTHING if share is None else f"{100 * share:.2f} %"
