@@ -26,6 +26,11 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def counted(number: int, noun: str) -> str:
+    """'1 image', '1,200 images'."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def one_line(text: str) -> str:
     """`text` with control characters spelled out: a file's name may hold a newline, or what
     moves a terminal's cursor."""

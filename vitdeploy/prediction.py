@@ -17,7 +17,7 @@ from vitdeploy.artifacts.strict import printable
 from vitdeploy.backends import registry
 from vitdeploy.backends.base import Session
 from vitdeploy.benchmarks.accuracy.kinds import Kind, kind_of
-from vitdeploy.errors import GateFailedError, InputError
+from vitdeploy.errors import GateFailedError, InputError, counted
 from vitdeploy.images import decode, image_files
 from vitdeploy.progress import SILENT, Progress
 
@@ -136,7 +136,7 @@ def predict(
             task.advance(len(chunk))
     if not answered:
         raise InputError(
-            f"none of {len(images)} images can be read (first: {broken[0].reason})",
+            f"none of {counted(len(images), 'image')} can be read (first: {broken[0].reason})",
             hint="name files that hold an image: JPEG, PNG, WebP, BMP, TIFF or GIF",
         )
     label = f"{description.source.name} {description.precision}"

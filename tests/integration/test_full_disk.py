@@ -39,6 +39,8 @@ WRITES = {
     "reference": ["evaluate", "ENGINE", "--data", "FEW", "--reference", "REFERENCE",
                   "--save-reference", "DISK/again.npz"],
     "evaluate": ["evaluate", "ENGINE", "--data", "FEW", "--reference", "REFERENCE"],
+    "package": ["package", GRAPH, "--data", "FEW", "--reference", "REFERENCE", "--images", "8",
+                "-o", "DISK/kit.zip"],
     "report": ["report", "ENGINE", "-o", "DISK/report"],
     "train": ["train", *TINY, "--model-kwargs", SMALL, "--data", "IMAGES", "-b", "8",
               "--epochs", "1", "-o", "DISK/a.safetensors"],

@@ -223,7 +223,7 @@ def test_the_command(mixed: Path, cache: Path) -> None:
 
 def test_without_a_readable_image(mixed: Path, cache: Path) -> None:
     done = run(["predict", GRAPH, "mixed/2.png"], mixed.parent, cache)
-    require_one_error(done, 2, "none of 1 images", "JPEG")
+    require_one_error(done, 2, "none of 1 image can", "JPEG")
     require_one_error(run(["predict", GRAPH, "no.png"], mixed.parent, cache), 2, "does not exist")
     require_one_error(run(["predict", "mixed/1.png", "mixed"], mixed.parent, cache), 2, "engine")
 

@@ -60,6 +60,17 @@ def atomic_path(destination: Path, *, remedy: str = _WITH_OUT) -> Iterator[Path]
             temporary.unlink()
 
 
+@contextmanager
+def needing_room(destination: Path) -> Iterator[None]:
+    """Name `destination` where the disk is full: the system's error names what was copied to it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise _as_output_error(error, destination, _WITH_OUT) from error
+
+
 def require_writable(destination: Path, *, remedy: str = _WITH_OUT) -> None:
     """Raise OutputError where `destination` could not be written, before work goes into it.
 

@@ -21,7 +21,7 @@ from vitdeploy.artifacts.files import (
     to_json,
 )
 from vitdeploy.artifacts.onnx_model import Output
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, counted
 
 SCHEMA_VERSION = 1
 _ANOTHER_FILE = "give a file you may write with --save-reference"
@@ -53,7 +53,7 @@ class ReferenceOutputs:
         missing = [digest for digest in digests if digest not in rows]
         if missing:
             raise InputError(
-                f"the reference outputs lack {len(missing)} of {len(digests)} images",
+                f"the reference outputs lack {len(missing)} of {counted(len(digests), 'image')}",
                 hint="they were made from other images; make them again with "
                 "`vitdeploy evaluate --save-reference`",
             )

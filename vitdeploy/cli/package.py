@@ -83,7 +83,7 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
       vitdeploy package fp16.onnx int8.onnx --data val/ --reference source.npz -o kit.zip
     """
     from vitdeploy.artifacts.files import require_file
-    from vitdeploy.errors import InputError
+    from vitdeploy.errors import InputError, counted
 
     if options["calib"] is not None and not (options["int8"] or options["fp8"]):
         raise click.UsageError("--calib goes with --int8 or --fp8, and neither was given")
@@ -127,8 +127,9 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
         "not_packed": unnamed,
     }
     text = (
-        f"{output}\n  {len(kit.graphs)} graphs of {kit.model}, {len(kit.images)} images with the "
-        f"source's answers: {size / 1e6:.1f} MB\n  on the device: unpack it, then sh run.sh"
+        f"{output}\n  {counted(len(kit.graphs), 'graph')} of {kit.model}, "
+        f"{counted(len(kit.images), 'image')} with the source's answers: {size / 1e6:.1f} MB\n"
+        "  on the device: unpack it, then sh run.sh"
     )
     console.emit(as_json, {**record, "images": len(kit.images)}, text)
 

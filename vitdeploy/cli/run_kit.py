@@ -42,12 +42,17 @@ def command(
 
     from vitdeploy import pipeline
     from vitdeploy.benchmarks.report import markdown
-    from vitdeploy.errors import InconclusiveError
+    from vitdeploy.errors import InconclusiveError, OutputError
     from vitdeploy.kit.running import run_kit
 
-    report, archive = run_kit(
-        kit, backends=backends, batch_sizes=batch, seconds=seconds, progress=console.progress()
-    )
+    sink = console.progress()
+    try:
+        report, archive = run_kit(
+            kit, backends=backends, batch_sizes=batch, seconds=seconds, progress=sink
+        )
+    except OutputError as error:
+        more = "free some space, or run a copy of the kit where you may write"
+        raise OutputError(str(error), hint=more) from error
     if as_json:
         click.echo((kit / "results" / "report.json").read_text(encoding="utf-8"))
     else:
@@ -65,13 +70,14 @@ def command(
 
 def _require_engines(report: Report) -> None:
     """Raise EngineError where an engine failed, or none ran: then too little was proved."""
-    from vitdeploy.errors import EngineError
+    from vitdeploy.errors import EngineError, counted
 
     failed = [f"{row.name} ({row.note})" for row in report.rows if row.status == "failed"]
     judged = [row for row in report.rows if row.accuracy is not None]
     if failed or not judged:
+        engines = counted(len(report.rows), "engine")
         raise EngineError(
-            f"{len(failed)} of {len(report.rows)} engines failed here: {'; '.join(failed)}"
+            f"{len(failed)} of {engines} failed here: {'; '.join(failed)}"
             if failed
             else "no engine of this kit runs here",
             hint="the report says why for each: `vitdeploy doctor` shows what is missing, and "

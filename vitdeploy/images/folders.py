@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitdeploy.artifacts.files import reading
 from vitdeploy.artifacts.strict import printable
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, counted
 from vitdeploy.images.image_set import (
     ImageItem,
     ImageSet,
@@ -55,7 +55,7 @@ def scan_folder(
     filled = {entry: files for entry, files in found.items() if files}
     if filled and loose:
         raise InputError(
-            f"{folder} holds both class folders and {len(loose)} loose images",
+            f"{folder} holds both class folders and {counted(len(loose), 'loose image')}",
             hint=f"move {loose[0].name} and the others into a class folder or out of the way",
         )
     if loose:

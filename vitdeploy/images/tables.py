@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vitdeploy.artifacts.files import read_text, reading
 from vitdeploy.artifacts.strict import printable
-from vitdeploy.errors import InputError
+from vitdeploy.errors import InputError, counted
 from vitdeploy.images import folders
 from vitdeploy.images.image_set import ImageSet, LabelOrder, labelled
 
@@ -52,10 +52,10 @@ def scan_table(
         text = row[label_column] if label_column < len(row) else ""
         own = (printable(name.strip()) for name in text.split(SEPARATOR))
         found[path] = tuple(name for name in own if name)
-    for entries, what in ((missing, "are not there"), (twice, "are listed twice")):
+    for entries, what in ((missing, "of which there is no file"), (twice, "more than once")):
         if entries:
             raise InputError(
-                f"{len(entries)} images of {table} {what} (first: {entries[0]})",
+                f"{table} lists {counted(len(entries), 'image')} {what} (first: {entries[0]})",
                 hint="paths are relative to the table's folder; each image counts once",
             )
     if not found:

@@ -13,7 +13,13 @@ import numpy as np
 
 from vitdeploy import __version__
 from vitdeploy.artifacts import reference as references
-from vitdeploy.artifacts.files import file_digest, require_writable, to_json, write_text
+from vitdeploy.artifacts.files import (
+    file_digest,
+    needing_room,
+    require_writable,
+    to_json,
+    write_text,
+)
 from vitdeploy.artifacts.onnx_model import OnnxModel, Output, external_locations, load_proto
 from vitdeploy.artifacts.reference import ReferenceOutputs
 from vitdeploy.artifacts.strict import printable
@@ -68,13 +74,14 @@ def pack(content: KitContent, destination: Path) -> Kit:
     require_destination(destination)
     folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
     try:
-        kit = _fill(content, folder)
-        if destination.suffix == ".zip":
-            archive = folder.with_suffix(".zip")
-            archived(folder, archive, destination.stem)
-            archive.replace(destination)
-        else:
-            folder.replace(destination)
+        with needing_room(destination):
+            kit = _fill(content, folder)
+            if destination.suffix == ".zip":
+                archive = folder.with_suffix(".zip")
+                archived(folder, archive, destination.stem)
+                archive.replace(destination)
+            else:
+                folder.replace(destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".zip").unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from vitdeploy import api, pipeline
 from vitdeploy.accelerators import Accelerators
 from vitdeploy.artifacts import reference as references
 from vitdeploy.artifacts.engine import Engine, read_engine
-from vitdeploy.artifacts.files import to_json, write_text
+from vitdeploy.artifacts.files import needing_room, to_json, write_text
 from vitdeploy.artifacts.onnx_model import read_onnx_model
 from vitdeploy.backends import registry
 from vitdeploy.backends.cold_start import ColdStart, measure_cold_start
@@ -94,7 +94,8 @@ def run_kit(
     device = DeviceFindings(found.environment, found.accelerators, starts)
     write_text(results / "device.json", to_json(device))
     archive = folder / f"{RESULTS}.zip"
-    archived(results, archive, RESULTS, suffixes=(".json", ".md", ".html"))
+    with needing_room(archive):
+        archived(results, archive, RESULTS, suffixes=(".json", ".md", ".html"))
     return report, archive
 
 

@@ -1,10 +1,12 @@
-"""The Hugging Face hub: reached at once, or its cache alone."""
+"""Where weights are fetched from: reached at once, or the cache alone."""
 
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path, PurePosixPath
 from threading import Thread
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -34,6 +36,24 @@ def cache_where_out_of_reach() -> Iterator[None]:
         ) from error
     finally:
         constants.HF_HUB_OFFLINE = offline
+
+
+@contextmanager
+def fetched_by_torch(url: str) -> Iterator[None]:
+    """What `torch.hub` fetches from `url` within: from its cache, or a server that answers.
+
+    It waits as long as the system does, and says what it fetches on standard
+    output, which is the command's own. Raises ConnectionError where the file
+    is not in its cache and the server does not answer.
+    """
+    import torch
+
+    parts = urlsplit(url)
+    cached = Path(torch.hub.get_dir(), "checkpoints", PurePosixPath(parts.path).name)
+    if not cached.is_file() and not is_answered(url):
+        raise ConnectionError(f"{parts.scheme}://{parts.netloc} does not answer")
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 def is_answered(url: str, patience_seconds: float = _PATIENCE_SECONDS) -> bool:

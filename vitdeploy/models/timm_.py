@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, redirect_stdout
 from difflib import get_close_matches
 from typing import Any
 
@@ -32,7 +33,11 @@ def build(
     require_known(architecture)
     _require_arguments_of_models(architecture, model_kwargs)
     try:
-        with cache_where_out_of_reach() if pretrained else nullcontext():
+        # Weights that are not on the hub torch fetches, and says so on standard output.
+        with (
+            cache_where_out_of_reach() if pretrained else nullcontext(),
+            redirect_stdout(sys.stderr),
+        ):
             module = timm.create_model(architecture, pretrained=pretrained, **model_kwargs)
         _remember_size(module, model_kwargs.get("img_size"))
     except OSError as error:

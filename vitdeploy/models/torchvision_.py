@@ -17,6 +17,7 @@ from torchvision.models.vision_transformer import VisionTransformer
 from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.errors import ExportError, InputError, MissingDependencyError, first_line
 from vitdeploy.models.headless import without_classifiers
+from vitdeploy.models.hub import fetched_by_torch
 from vitdeploy.models.library import Resized
 from vitdeploy.models.plain_attention import use_plain_attention
 from vitdeploy.preprocessing import Preprocessing, Size
@@ -95,7 +96,8 @@ def _entry(name: str, tag: str) -> Any:
 
 def _fetched(name: str, entry: Any) -> dict[str, torch.Tensor]:
     try:
-        return dict(entry.get_state_dict(progress=False, check_hash=True))
+        with fetched_by_torch(entry.url):
+            return dict(entry.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
         raise MissingDependencyError(
             f"the pretrained weights of {name} cannot be fetched: {first_line(error)}",

@@ -115,8 +115,11 @@ class TestTables:
         [
             ("", "is empty"),
             ("path,label\n", "lists no images"),
-            ("val/a.png,x\nval/gone.png,y\n", r"1 images .* are not there .*val/gone\.png"),
-            ("val/a.png,x\n./val/a.png,y\n", "listed twice"),
+            (
+                "val/a.png,x\nval/gone.png,y\n",
+                r"lists 1 image of which there is no file .*val/gone\.png",
+            ),
+            ("val/a.png,x\n./val/a.png,y\n", "lists 1 image more than once"),
             ("path,label\n,x\n", "row without a path"),
             ("val/a.png,x\nval/b.png,x\n", "one class only"),
         ],

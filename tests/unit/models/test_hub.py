@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterator
@@ -18,13 +17,14 @@ from click.testing import CliRunner
 from hub_server import Hub, serving
 from safetensors.torch import save_file
 
-from vitdeploy.artifacts.onnx_model import read_onnx_model
+from vitdeploy import api
+from vitdeploy.artifacts.source import SourceDescription
 from vitdeploy.cli.export import command
 from vitdeploy.errors import MissingDependencyError
-from vitdeploy.models.hub import is_answered
+from vitdeploy.models.hub import fetched_by_torch, is_answered
 from vitdeploy.models.load import load_source
 from vitdeploy.models.request import ModelRequest
-from vitdeploy.models.source import weights_digest
+from vitdeploy.models.source import SourceModel, weights_digest
 
 OF_TIMM = "test_vit"
 OF_TRANSFORMERS = "transformers:tiny/vit@main"
@@ -77,13 +77,44 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield running
 
 
-def test_export_of_pretrained_weights(hub: Hub) -> None:
+def test_export_of_pretrained_weights(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = timm_repository(hub.root)
-    done = CliRunner().invoke(command, [OF_TIMM, "--pretrained", "--json"], catch_exceptions=False)
+    sources: list[SourceDescription] = []
+
+    def export(source: SourceModel, *_: object, **__: object) -> None:
+        sources.append(source.description)
+        raise SystemExit(0)
+
+    monkeypatch.setattr(api, "export", export)
+    done = CliRunner().invoke(command, [OF_TIMM, "--pretrained"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    source = read_onnx_model(Path(json.loads(done.stdout)["path"])).description.source
+    (source,) = sources
     assert (source.weights_digest, source.origin) == (digest, "pretrained weights")
     assert any(path.endswith("model.safetensors") for path in hub.asked)
+
+
+def test_what_torch_fetches_is_cached_and_said_on_standard_error(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    (hub.root / "an" / "owner").mkdir(parents=True)
+    torch.save({"weight": torch.ones(2)}, hub.root / "an" / "owner" / "vit.pth")
+    url = f"{hub.url}/an/owner/resolve/main/vit.pth"
+
+    def fetch() -> list[float]:
+        with fetched_by_torch(url):
+            return torch.hub.load_state_dict_from_url(url, progress=False)["weight"].tolist()
+
+    assert fetch() == [1.0, 1.0]
+    assert (said := capsys.readouterr()).out == ""
+    assert said.err.startswith("Downloading: ")
+    monkeypatch.setattr("vitdeploy.models.hub.is_answered", lambda url: False)
+    assert fetch() == [1.0, 1.0]
+    (tmp_path / "torch" / "hub" / "checkpoints" / "vit.pth").unlink()
+    asked = len(hub.asked)
+    with pytest.raises(ConnectionError, match=f"{hub.url} does not answer"):
+        fetch()
+    assert len(hub.asked) == asked
 
 
 def test_a_repository_of_the_hub(hub: Hub) -> None:

@@ -248,6 +248,7 @@ class TestPretrained:
         def offline(*_: Any, **__: Any) -> None:
             raise OSError("no route to host")
 
+        monkeypatch.setattr("vitdeploy.models.hub.is_answered", lambda url: True)
         monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
         with pytest.raises(MissingDependencyError, match="no route to host") as caught:
             load_source(ModelRequest(name="torchvision:vit_nano", pretrained=True))
@@ -257,6 +258,7 @@ class TestPretrained:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         fetched = torchvision.models.get_model("vit_nano", image_size=224).state_dict()
+        monkeypatch.setattr("vitdeploy.models.hub.is_answered", lambda url: True)
         monkeypatch.setattr(
             "torchvision.models._api.load_state_dict_from_url", lambda *_, **__: fetched
         )
