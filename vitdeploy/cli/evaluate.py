@@ -329,6 +329,7 @@ def _show(as_json: bool, result: EvaluationResult) -> None:
     import json
 
     from vitdeploy.artifacts.files import to_json
+    from vitdeploy.errors import counted
 
     c = result.comparison
     height, width = result.size()
@@ -347,7 +348,7 @@ def _show(as_json: bool, result: EvaluationResult) -> None:
     if result.native_top1 is not None:
         lines.append(f"  the source at its own resolution: {result.native_top1:.2%}")
     if result.unreadable:
-        lines.append(f"  left out, unreadable: {len(result.unreadable)} images")
+        lines.append(f"  left out, unreadable: {counted(len(result.unreadable), 'image')}")
     if result.forecast is not None:
         lines.append(f"  {result.forecast.in_words()}")
     lines.append(f"  verdict: {c.verdict}")
