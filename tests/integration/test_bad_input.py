@@ -77,7 +77,7 @@ ROWS = {
         2, "a.onnx is not an ONNX graph", "", files={"a.onnx": b"x"},
     ),
     "engine without manifest": Row(
-        ["evaluate", "a.engine"], 2, "a.json does not exist", "", files={"a.engine": b"x"},
+        ["evaluate", "a.engine"], 2, "a.json is not beside it", "", files={"a.engine": b"x"},
     ),
     "empty folder": Row(
         ["build-engine", GRAPH, "--int8", "--calib", "images"],

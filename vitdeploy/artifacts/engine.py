@@ -10,6 +10,7 @@ from vitdeploy.artifacts.files import (
     file_digest,
     from_json,
     read_text,
+    reading,
     require_file,
     require_writable,
     to_json,
@@ -118,5 +119,11 @@ def read_manifest(path: Path) -> EngineManifest:
             hint="give the .engine file that `vitdeploy build-engine` wrote",
         )
     manifest = manifest_path(path)
+    with reading(manifest, "engine manifest"):
+        if not manifest.exists():
+            raise InputError(
+                f"the engine {path} has no manifest: {manifest.name} is not beside it",
+                hint="copy it along with the engine, or run `vitdeploy build-engine` again",
+            )
     text = read_text(manifest, what="engine manifest")
     return from_json(text, EngineManifest, origin=str(manifest))

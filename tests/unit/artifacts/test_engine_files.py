@@ -89,7 +89,7 @@ class TestEngine:
         with pytest.raises(InputError, match="not an engine"):
             read_engine(engine.path.with_suffix(".json"))
         engine.path.with_suffix(".json").unlink()
-        with pytest.raises(InputError, match="manifest"):
+        with pytest.raises(InputError, match="has no manifest: .* is not beside it"):
             read_engine(engine.path)
 
 
@@ -157,7 +157,7 @@ class TestNewest:
             assert made_from(tmp_path, kind, named("tiny"), left_out=said.append) == path
         assert [line.split("/")[-1].split(" ")[0] for line in said] == [
             "damaged.json",
-            "lost.json",
+            "lost.engine",
             "foreign.onnx",
         ]
         assert all(line.startswith("left out: ") for line in said)

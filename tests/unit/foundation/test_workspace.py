@@ -95,7 +95,7 @@ class TestNewest:
             place.engine(None)
         assert len(said) == 1
         assert said[0].startswith("left out: ")
-        assert "lost.json does not exist" in said[0]
+        assert "lost.json is not beside it" in said[0]
 
     def test_a_graph_without_its_sidecar_is_found(self, tmp_path: Path, graph: OnnxModel) -> None:
         graph.path.with_suffix(".json").unlink()
