@@ -26,9 +26,6 @@ class Finding(Protocol):
     def supersedes(self, older: Any) -> bool: ...
 
 
-Kept = TypeVar("Kept", bound=Finding)
-
-
 def read_finding(path: Path, kind: type[Found], say: Say) -> Found | None:
     """What a command left beside an engine; None where it is not there or damaged."""
     try:
@@ -41,7 +38,7 @@ def read_finding(path: Path, kind: type[Found], say: Say) -> Found | None:
         return None
 
 
-def write_finding(path: Path, found: Kept, say: Say) -> None:
+def write_finding(path: Path, found: Finding, say: Say) -> None:
     """Write `found` to `path`; an older one that it does not supersede is set aside first.
 
     `say` hears where both are. Raises OutputError where the folder cannot be written.

@@ -364,11 +364,16 @@ def _benchmark(engines: list[Engine], note: Say) -> BenchmarkResult | None:
         elif chosen is None:
             chosen = run
         else:
-            only = [names[digest] for digest in known if digest not in chosen.engine_digests]
+            shown = chosen.times()
+            only = [
+                f"{names[digest]} at batch {batch}"
+                for digest, batch in run.times()
+                if digest in names and (digest, batch) not in shown
+            ]
             if only:
                 note(
-                    f"{LEFT_OUT}{each.name} timed {' and '.join(only)} in an earlier run; to see "
-                    "engines side by side, name them all in one `vitdeploy benchmark`"
+                    f"{LEFT_OUT}{each.name} timed {', '.join(only)} in an earlier run; to see all "
+                    "side by side, name engines and batches in one `vitdeploy benchmark`"
                 )
     if chosen is None:
         note("not timed yet: run `vitdeploy benchmark`")

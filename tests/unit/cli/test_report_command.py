@@ -14,7 +14,13 @@ from report_samples import L4, accuracy, report
 
 from vitdeploy.artifacts.engine import Engine
 from vitdeploy.artifacts.files import to_json
+from vitdeploy.benchmarks.findings import write_finding
 from vitdeploy.benchmarks.report.model import Report
+from vitdeploy.benchmarks.speed.throughput import (
+    BenchmarkResult,
+    Measurement,
+    ThroughputComparison,
+)
 from vitdeploy.cli import cli
 from vitdeploy.cli.report import _benchmark
 from vitdeploy.errors import GateFailedError, InputError
@@ -128,3 +134,24 @@ def test_timings_of_another_folder_are_left_out_aloud(tmp_path: Path) -> None:
         "and merge those",
         "not timed yet: run `vitdeploy benchmark`",
     ]
+
+
+def test_what_only_an_earlier_run_timed_is_said(tmp_path: Path) -> None:
+    def run_of(engines: str, *batches: int) -> BenchmarkResult:
+        timed = (
+            tuple(Measurement(name, batch, 1, 1, (1.0,)) for name in engines) for batch in batches
+        )
+        turns = zip(batches, timed, strict=True)
+        compared = tuple(ThroughputComparison(b, found, (), True, 0.0) for b, found in turns)
+        return BenchmarkResult(tuple(engines), False, engines[0], compared, resolution=(8, 8))
+
+    model = SimpleNamespace(resolution=(8, 8))
+    manifests: list[Any] = [SimpleNamespace(engine_digest=d, model=model) for d in "ab"]
+    engines = [Engine(tmp_path / f"{m.engine_digest}.engine", m) for m in manifests]
+    newest = run_of("a", 8)
+    for run in (run_of("ab", 1, 8), newest):
+        write_finding(tmp_path / "benchmark.json", run, lambda _: None)
+    said: list[str] = []
+    assert _benchmark(engines, said.append) == newest
+    (line,) = said
+    assert "timed a.engine at batch 1, b.engine at batch 1, b.engine at batch 8 in an" in line

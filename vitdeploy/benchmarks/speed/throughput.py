@@ -167,6 +167,10 @@ class BenchmarkResult:
                 hint="measure again",
             )
 
+    def times(self) -> list[tuple[str, int]]:
+        """(engine digest, batch) of everything timed."""
+        return [(digest, c.batch) for digest in self.engine_digests for c in self.comparisons]
+
     def supersedes(self, older: BenchmarkResult) -> bool:
         """Whether all that the older run measured was measured again."""
         return self.resolution == older.resolution and older._measured() <= self._measured()
