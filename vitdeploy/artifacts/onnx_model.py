@@ -275,6 +275,7 @@ def recipe_digest(description: ModelDescription) -> str:
     """Digest of all that decides what the file holds: weights, classes, size, precision, parent."""
     source = description.source
     parts = (
+        source.name,
         source.weights_digest,
         source.preprocessing.digest,
         source.labels,
@@ -287,6 +288,7 @@ def recipe_digest(description: ModelDescription) -> str:
         description.resolution_range,
         description.input_format,
         description.output,
+        description.output_name,
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 

@@ -98,6 +98,8 @@ class TestOnnxModel:
             replace(base, source=replace(source, preprocessing=Preprocessing(crop_pct=0.9))),
             replace(base, source=replace(source, labels=tuple(reversed(source.labels)))),
             replace(base, source=replace(source, task="multilabel")),
+            replace(base, source=replace(source, name="other")),
+            replace(base, output_name="other"),
         ]
         assert len({recipe_digest(variant) for variant in variants}) == len(variants)
 
