@@ -89,7 +89,7 @@ class TestEngine:
         with pytest.raises(InputError, match="not an engine"):
             read_engine(engine.path.with_suffix(".json"))
         engine.path.with_suffix(".json").unlink()
-        with pytest.raises(InputError, match="has no manifest: .* is not beside it"):
+        with pytest.raises(InputError, match=r"has no manifest: .* is not beside it"):
             read_engine(engine.path)
 
 
