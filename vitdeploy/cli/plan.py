@@ -56,7 +56,6 @@ def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> N
       vitdeploy plan model.onnx --fp8 --target l4,rtx-50 --json
     """
     from vitdeploy.errors import InputError
-    from vitdeploy.graph.inspection import read_graph
 
     if options["int8"] and options["fp8"]:
         raise click.UsageError("--int8 and --fp8 exclude each other")
@@ -77,6 +76,8 @@ def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> N
         numbers, _, rest = model.description.precision.partition("-")
     rows = [(name, numbers, reason) for name, reason in quantized.items()]
     rows += [(name, rest, reason) for name, reason in kept.items()]
+    from vitdeploy.graph.inspection import read_graph
+
     share = read_graph(model.path).share_of(quantized)
     record = {
         "graph": str(model.path),
