@@ -246,7 +246,8 @@ def test_what_does_not_belong_together_is_not_packed(content: KitContent, tmp_pa
         "made with other": replace(content, reference=native),
         "lack 5 of 5 images": replace(content, reference=fewer),
         "needs a graph": replace(content, graphs=[]),
-        "same name": replace(content, graphs=[graph, graph]),
+        f"same name, {graph.path.name}": replace(content, graphs=[graph, graph]),
+        "same name, a.whl": replace(content, wheels=[Path("a.whl"), Path("b/a.whl")]),
     }
     for said, mixture in wrong.items():
         with pytest.raises(InputError, match=said) as caught:
@@ -307,7 +308,9 @@ def test_typed_graphs_are_made_for_the_device(tmp_path: Path, device: dict[str, 
         ({"graphs": ["/outside.onnx"]}, "outside the kit"),
         ({"files": {}}, "does not say what its files hold"),
         ({"labels": []}, "labels an image with a class that it does not name"),
-        ({"max_drop_points": -1}, "allows no drop"),
+        ({"files": {"": "0"}}, "outside the kit"),
+        ({"max_drop_points": -1}, "allows a drop that is not from 0.01 to 100"),
+        ({"max_drop_points": 1e9}, "allows a drop that is not from 0.01 to 100"),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_refused(
@@ -327,10 +330,12 @@ def test_an_image_counts_once(kit: Path) -> None:
         read_kit(kit)
 
 
-def test_findings_stay_in_the_kit(kit: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["results", "results/engines"])
+def test_findings_stay_in_the_kit(place: str, kit: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (kit / "results").symlink_to(elsewhere)
+    (kit / place).parent.mkdir(exist_ok=True)
+    (kit / place).symlink_to(elsewhere)
     with pytest.raises(InputError, match="not a run's own"):
         run_kit(kit)
     assert not list(elsewhere.iterdir())

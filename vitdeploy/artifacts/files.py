@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from cattrs.preconf.json import make_converter
 
 from vitdeploy.artifacts import strict
-from vitdeploy.errors import InputError, OutputError
+from vitdeploy.errors import InputError, OutputError, one_line
 
 Record = TypeVar("Record")
 
 _converter = strict.without_coercion(make_converter(forbid_extra_keys=True))
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _WITH_OUT = "give a folder you may write to with --out"
 
 
@@ -217,7 +217,7 @@ def near_path(path: Path) -> str:
     names = [entry.name for entry in path.parent.iterdir()]
     near = [name for name in names if Path(name).stem == path.name]
     near = near or get_close_matches(path.name, names, n=3, cutoff=0.5)
-    shown = ", ".join(str(path.parent / name) for name in near[:3])
+    shown = one_line(", ".join(str(path.parent / name) for name in near[:3]))
     return f"did you mean {shown}?" if near else ""
 
 

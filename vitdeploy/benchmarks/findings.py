@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from vitdeploy.artifacts.engine import COPY_FIRST
-from vitdeploy.artifacts.files import from_json, read_text, reading, to_json, write_text
+from vitdeploy.artifacts.files import (
+    from_json,
+    read_text,
+    reading,
+    to_json,
+    write_bytes,
+    write_text,
+)
 from vitdeploy.errors import InputError
 
 Found = TypeVar("Found")
@@ -39,7 +46,8 @@ def read_finding(path: Path, kind: type[Found], say: Say) -> Found | None:
 
 
 def write_finding(path: Path, found: Finding, say: Say) -> None:
-    """Write `found` to `path`; an older one that it does not supersede is set aside first.
+    """Write `found` to `path`; an older one that it does not supersede, or that this version does
+    not read, is set aside first.
 
     `say` hears where both are. Raises OutputError where the folder cannot be written.
     """
@@ -47,11 +55,14 @@ def write_finding(path: Path, found: Finding, say: Say) -> None:
     instead = ""
     if older is not None and found.supersedes(older):
         instead = ", in place of an older one of the same"
-    elif older is not None:
-        number = 1 + max(_set_aside(path), default=0)
-        aside = _numbered(path, number)
-        write_text(aside, read_text(path, what="finding"), remedy=COPY_FIRST)
-        say(f"kept: {aside}, which tells what the new {path.name} does not")
+    elif path.is_file():
+        aside = _numbered(path, 1 + max(_set_aside(path), default=0))
+        with reading(path, "finding"):
+            write_bytes(aside, path.read_bytes(), remedy=COPY_FIRST)
+        why = "which this version does not read"
+        if older is not None:
+            why = f"which tells what the new {path.name} does not"
+        say(f"kept: {aside}, {why}")
     write_text(path, to_json(found), remedy=COPY_FIRST)
     say(f"written: {path}{instead}")
 
@@ -62,7 +73,7 @@ def newest_first(path: Path) -> list[Path]:
 
 
 def _set_aside(path: Path) -> list[int]:
-    own = re.compile(rf"{re.escape(path.stem)}-(\d{{1,9}}){re.escape(path.suffix)}")
+    own = re.compile(rf"{re.escape(path.stem)}-(\d+){re.escape(path.suffix)}")
     with reading(path.parent, "folder"):
         names = [each.name for each in path.parent.iterdir()] if path.parent.is_dir() else []
     return [int(match[1]) for match in map(own.fullmatch, names) if match]

@@ -162,8 +162,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _say(message: str, hint: str | None, code: int, label: str = "error") -> int:
     click.echo(f"{label}: {message}", err=True)
-    if hint:
-        click.echo(f" hint: {hint}", err=True)
+    if hint:  # it may be a script of several lines
+        lines = [one_line(line) for line in hint.split("\n")]
+        click.echo(" hint: " + "\n".join(lines), err=True)
     return code
 
 

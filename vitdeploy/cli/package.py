@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from vitdeploy.images import ImageSet
     from vitdeploy.workspace import Workspace
 
+_PRECISIONS = ("fp16", "int8", "fp8")
+
 
 @click.command()
 @click.argument("graphs", type=PATH, nargs=-1)
@@ -91,7 +93,8 @@ def command(graphs: tuple[Path, ...], output: Path, as_json: bool, **options: An
     place = workspace(sink.note)
     for given in (*options["wheels"], *filter(None, [options["constraints"]])):
         require_file(given, what="file for the kit")
-    found = [place.graph(path) for path in graphs or (None,)]
+    wanted = "fp32" if any(options[name] for name in _PRECISIONS) else None
+    found = [place.graph(path, precision=wanted) for path in graphs or (None,)]
     models = [model for model in found if model is not None]
     if not models:
         raise InputError("there is no graph to pack", hint="run `vitdeploy export` first")
@@ -171,7 +174,7 @@ def _typed(
     from vitdeploy.errors import InputError
     from vitdeploy.target import parse_targets
 
-    asked = [name for name in ("fp16", "int8", "fp8") if options[name]]
+    asked = [name for name in _PRECISIONS if options[name]]
     plain = [model for model in models if model.description.precision == "fp32"]
     targets = parse_targets(options["target"])
     if not asked:
@@ -188,7 +191,7 @@ def _typed(
         )
     if {"int8", "fp8"} & {*asked}:
         names = ", ".join(target.name for target in targets)
-        sink.note(f"quantized for {names}; another device is named by --target (cpu, l4, ...)")
+        sink.note(f"quantized for {names} (--target)")
     if "fp8" in asked and not all(target.has_fp8 for target in targets):
         raise InputError(
             f"{options['target']} has no FP8", hint="use --int8, or --target jetson-thor"

@@ -60,7 +60,8 @@ def command(graph: Path | None, every: bool, as_json: bool, **options: Any) -> N
     if options["int8"] and options["fp8"]:
         raise click.UsageError("--int8 and --fp8 exclude each other")
     place = workspace(console.progress().note)
-    model = place.graph(graph)
+    precision = "fp32" if options["int8"] or options["fp8"] else None
+    model = place.graph(graph, precision=precision)
     if model is None:
         raise InputError(
             "there is no graph to plan for", hint="name one, or run `vitdeploy export` first"

@@ -190,7 +190,9 @@ def _compare(before: Report, report: Report, output: Path, as_json: bool) -> Non
     else:
         for change in found.changes:
             click.echo(change.in_words())
-        click.echo(f"speeds are compared by {found.speed_basis}; written: {written}")
+        if any(change.what.startswith("speed") for change in found.changes):
+            click.echo(f"speeds are compared by {found.speed_basis}")
+        click.echo(f"written: {written}")
     found.require_none()
 
 

@@ -13,6 +13,8 @@ from vitdeploy.errors import InputError
 MANIFEST = "kit.json"
 REFERENCE = "reference.npz"
 SCHEMA_VERSION = 1
+MAX_DROP_POINTS = (0.01, 100.0)
+"""What `vitdeploy package --max-drop` takes."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,16 @@ def _contradiction(kit: Kit) -> str:
     labels = [label for i in kit.images for label in (i.label, *i.more) if label is not None]
     if any(not 0 <= label < len(kit.labels) for label in labels):
         return "labels an image with a class that it does not name"
-    return "" if kit.max_drop_points > 0 else "allows no drop of more than 0 points"
+    low, high = MAX_DROP_POINTS
+    if not low <= kit.max_drop_points <= high:
+        return f"allows a drop that is not from {low:g} to {high:g} points"
+    return ""
 
 
 def _is_inside(name: str) -> bool:
     path = PurePosixPath(name)
-    return not (path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name)
+    odd = path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name
+    return bool(path.parts) and not odd
 
 
 def archived(folder: Path, archive: Path, name: str, suffixes: tuple[str, ...] = ()) -> None:

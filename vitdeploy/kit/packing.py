@@ -65,23 +65,25 @@ def require_destination(destination: Path) -> None:
 def pack(content: KitContent, destination: Path) -> Kit:
     """Write a kit: a .zip file, or else a folder, whole or not at all.
 
-    Raises InputError where graphs are of different models, where the reference
-    lacks an image or is of another model, and where `destination` exists.
+    Raises InputError where graphs are of different models, where two wheels have
+    one name, where the reference lacks an image or is of another model, and where
+    `destination` exists.
     """
     require_one_model(content.graphs)
     content.reference.require_source(*_identity(content.graphs[0]))
     content.reference.for_images([image_digest(item.path) for item in content.images.items])
+    _require_own_names(content.wheels)
     require_destination(destination)
     folder = destination.with_name(f".{destination.stem}.{secrets.token_hex(4)}.partial")
     try:
         with needing_room(destination):
             kit = _fill(content, folder)
-            if destination.suffix == ".zip":
-                archive = folder.with_suffix(".zip")
-                archived(folder, archive, destination.stem)
-                archive.replace(destination)
-            else:
-                folder.replace(destination)
+            packed = folder
+            if destination.suffix.lower() == ".zip":
+                packed = folder.with_suffix(".zip")
+                archived(folder, packed, destination.stem)
+            require_destination(destination)  # another one may have been packed meanwhile
+            packed.replace(destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         folder.with_suffix(".zip").unlink(missing_ok=True)
@@ -102,9 +104,14 @@ def require_one_model(graphs: Sequence[OnnxModel]) -> None:
                 f"{graph.path.name} has other {' and '.join(different)} than {graphs[0].path.name}",
                 hint="pack a kit for each",
             )
-    names = [graph.path.name for graph in graphs]
-    if len(set(names)) < len(names):
-        raise InputError("two graphs have the same name", hint="rename one of them")
+    _require_own_names([graph.path for graph in graphs])
+
+
+def _require_own_names(files: Sequence[Path]) -> None:
+    names = [file.name for file in files]
+    again = sorted({name for name in names if names.count(name) > 1})
+    if again:
+        raise InputError(f"two files have the same name, {again[0]}", hint="rename one of them")
 
 
 def _identity(graph: OnnxModel) -> tuple[str, str, tuple[int, int], Output]:

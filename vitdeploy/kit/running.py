@@ -24,6 +24,7 @@ from vitdeploy.kit.contents import REFERENCE, SCHEMA_VERSION, archived, read_kit
 from vitdeploy.progress import SILENT, Progress
 
 RESULTS = "results"
+_ENGINES = "engines"
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,18 @@ class DeviceFindings:
     schema_version: int = SCHEMA_VERSION
 
 
-def _results_folder(folder: Path) -> Path:
+def _results_folder(folder: Path, progress: Progress) -> Path:
     """Where findings go, inside the kit and nowhere else. Raises InputError where it cannot be."""
     results, archive = folder / RESULTS, folder / f"{RESULTS}.zip"
-    if results.is_symlink() or (results.exists() and not results.is_dir()) or archive.is_dir():
+    places = (results, results / _ENGINES)
+    not_own = any(p.is_symlink() or (p.exists() and not p.is_dir()) for p in places)
+    if not_own or archive.is_dir():
         raise InputError(
             f"{folder} holds a {RESULTS} or {archive.name} that is not a run's own",
             hint="move it away: findings are written there",
         )
-    results.mkdir(exist_ok=True)
+    if (results / "report.json").exists():
+        progress.note(f"{results} holds an earlier run's findings: these take their place")
     return results
 
 
@@ -64,7 +68,7 @@ def run_kit(
     InputError for a damaged kit, MissingDependencyError without a backend.
     """
     kit = read_kit(folder)
-    results = _results_folder(folder)
+    results = _results_folder(folder, progress)
     names = tuple(dict.fromkeys(backends)) or (registry.choose(None)[0].name,)
     graphs = [read_onnx_model(folder / name) for name in kit.graphs]
     images = ImageSet(
@@ -83,7 +87,7 @@ def run_kit(
         timing=TimingConfig(max_seconds=seconds, accept_unstable=True),
     )
     plans = [pipeline.EnginePlan(name, graph) for graph in graphs for name in names]
-    engines = results / "engines"
+    engines = results / _ENGINES
     notes = ("speeds are compared with the first engine: PyTorch is not on this device",)
     report = pipeline.run(
         plans, judgement, engines, notes=notes, keep_going=True, progress=progress

@@ -146,6 +146,13 @@ class TestNamedFiles:
             require_file(tmp_path / "model_fp23.onnx", what="graph")
         assert "model_fp32.onnx" in str(caught.value.hint)
 
+    def test_a_near_name_stays_on_its_line(self, tmp_path: Path) -> None:
+        (tmp_path / "mo\x1b[31m\ndel.onnx").touch()
+        with pytest.raises(InputError) as caught:
+            require_file(tmp_path / "model.onnx", what="graph")
+        assert r"mo\x1b[31m\ndel.onnx" in str(caught.value.hint)
+        assert str(caught.value.hint).isprintable()
+
     def test_a_folder_is_no_file(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is a folder"):
             require_file(tmp_path, what="graph")

@@ -111,6 +111,7 @@ FOREIGN = replace(FOREIGN, rows=(replace(FOREIGN.rows[0], details=details()),))
         ("rows 0 details memory 0 peak_bytes", -1, "memory[0].peak_bytes is -1"),
         ("rows 0 accuracy engine_top1", 1.5, "engine_top1 is 1.5, which is no share of 1"),
         ("rows 0 accuracy cosine_min", -1.5, "cosine_min is -1.5, which is no share of 1"),
+        ("rows 0 throughput 0 samples_ms 3", 0.0, "samples_ms[3] is 0, which is no time"),
         ("native_top1", -0.2, "native_top1 is -0.2"),
         ("evaluation_images", -3, "evaluation_images is -3"),
         ("environment memory_bytes", -3, "environment.memory_bytes is -3"),

@@ -86,6 +86,19 @@ def test_the_newest_comes_first_and_nothing_is_overwritten(tmp_path: Path) -> No
     assert len(newest_first(path)) == 12
 
 
+@pytest.mark.parametrize("content", [b'{"schema_version": 99}', b"\xff\xfe damaged"])
+def test_what_this_version_does_not_read_is_kept_as_it_is(content: bytes, tmp_path: Path) -> None:
+    path, said = tmp_path / "benchmark.json", []
+    path.write_bytes(content)
+    (tmp_path / "benchmark-999999999.json").write_text("taken")
+    write_finding(path, BOTH, said.append)
+    kept = tmp_path / "benchmark-1000000000.json"
+    assert kept.read_bytes() == content
+    assert f"kept: {kept}, which this version does not read" in said
+    assert newest_first(path)[1] == kept
+    assert read_finding(path, BenchmarkResult, said.append) == BOTH
+
+
 def test_scenarios_that_were_not_run_again_stay() -> None:
     older = details().scenarios
     assert older is not None

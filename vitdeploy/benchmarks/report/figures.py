@@ -262,7 +262,7 @@ def _times(found: Payoff, precisions: Sequence[str]) -> tuple[str, ...]:
 
 def _answer(found: Payoff) -> str:
     if found.ratio is None:
-        return "no float engine" if found.quantized_precision else "not quantized"
+        return f"no {'float' if found.quantized_precision else 'quantized'} engine was timed"
     ratio, low, high = found.ratio
     told = {True: "yes", False: "no", None: "no difference to be told"}[found.paid]
     if not found.stable:

@@ -18,6 +18,8 @@ _NOT_FIGURES = ("model", "quantization")
 _ANY_SIGN = re.compile(r"drop_\w+|\w*cosine\w*|\w*r2")
 _SHARES = re.compile(r"\w+_(top1|top5|ece|map|kept|interval|p)|agreement\w*|\w*cosine\w*")
 _ROUNDING = 1e-6
+_TIMES = ("samples_ms", "device_samples_ms")
+_SHORTEST_MS = 1e-6
 
 
 def read_report(path: Path) -> Report:
@@ -38,7 +40,9 @@ def check_figures(report: Report, origin: str) -> None:
             continue
         for place, name, value in _numbers(getattr(report, field.name), field.name, field.name):
             wrong = ""
-            if value < 0 and not _ANY_SIGN.fullmatch(name):
+            if name in _TIMES and value < _SHORTEST_MS:
+                wrong = "no time that could have been measured"
+            elif value < 0 and not _ANY_SIGN.fullmatch(name):
                 wrong = "below zero"
             elif abs(value) > 1 + _ROUNDING and _SHARES.fullmatch(name):
                 wrong = "no share of 1"
