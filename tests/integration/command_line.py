@@ -47,7 +47,7 @@ def require_one_error(outcome: Outcome, code: int, said: str, hint: str = "") ->
     assert len(hints) == 1, outcome.errors
     assert hint in hints[0]
     assert "Traceback" not in outcome.errors + outcome.output
-    assert "Warning" not in outcome.errors
+    assert "Warning" not in outcome.errors, outcome.errors
 
 
 def listing(folder: Path) -> tuple[str, ...]:

@@ -38,7 +38,8 @@ def started(arguments: list[str], folder: Path, cache: Path) -> Iterator[subproc
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "vitdeploy", *arguments],
         cwd=folder,
-        env=environment(cache),
+        # An interrupt between the opening and the closing of a file leaves it to the collector.
+        env=environment(cache, PYTHONWARNINGS="default,ignore::ResourceWarning"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
