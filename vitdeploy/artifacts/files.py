@@ -25,7 +25,7 @@ from vitdeploy.errors import InputError, OutputError, one_line
 Record = TypeVar("Record")
 
 _converter = strict.without_coercion(make_converter(forbid_extra_keys=True))
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _WITH_OUT = "give a folder you may write to with --out"
 
 
@@ -66,7 +66,7 @@ def needing_room(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in (*_FULL, errno.EFBIG):
             raise
         raise _as_output_error(error, destination, _WITH_OUT) from error
 
