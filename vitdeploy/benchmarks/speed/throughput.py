@@ -301,7 +301,7 @@ def _unsettled(compared: ThroughputComparison, config: TimingConfig) -> Unstable
     if rounds < needed:
         why = (
             f"only {rounds} rounds fit into {config.max_seconds:g} s, and {needed} tell whether "
-            f"timings have settled: about {config.max_seconds * needed / max(rounds, 1):.0f} s"
+            "timings have settled"
         )
     else:
         why = (
