@@ -49,17 +49,18 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
-# Folders that load runtimes into the tests' own process have one each: native libraries of several
+# Folders that load runtimes into the tests' own process keep apart: native libraries of several
 # pile up in one. Each worker takes whole files and computes with one thread.
-BY_ITSELF := $(addprefix tests/unit/,backends benchmarks calibration export graph models tensorrt training)
-TOGETHER := tests/integration tests/packaging \
-  $(filter-out $(BY_ITSELF) %/__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/)))
-WORKERS ?= 2
+APART := tests/unit/benchmarks tests/unit/calibration tests/unit/export tests/unit/training \
+  'tests/unit/graph tests/unit/models' 'tests/unit/backends tests/unit/tensorrt'
+TOGETHER := tests/integration tests/packaging $(filter-out \
+  $(subst ',,$(APART)) %/__pycache__,$(patsubst %/,%,$(wildcard tests/unit/*/)))
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, max(2, os.cpu_count() or 2)))")
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not gpu' \
   -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 5
 
 unit: setup
-	set -e; for folders in '$(TOGETHER)' $(BY_ITSELF); do $(PYTEST) $$folders; done
+	set -e; for folders in '$(TOGETHER)' $(APART); do $(PYTEST) $$folders; done
 
 setup: .venv/.ready
 

@@ -15,7 +15,14 @@ _VERSION_3 = 0x20080522
 _WORDS = 6
 """Effective, permitted and inheritable capabilities, in two halves."""
 
-_LONGEST = ("test_readme.py", "test_demo.py", "test_wheel.py")
+_LONGEST = (
+    "test_readme.py",
+    "test_demo.py",
+    "test_wheel.py",
+    "test_transformers.py",
+    "test_dynamic_kinds.py",
+    "test_families.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

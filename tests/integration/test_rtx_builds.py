@@ -63,7 +63,7 @@ def vit() -> SourceModel:
     return random_vit(num_classes=1000)
 
 
-@pytest.fixture(scope="module", params=[224, 384])
+@pytest.fixture(scope="module", params=[224, pytest.param(384, marks=pytest.mark.slow)])
 def vit_graph(
     request: pytest.FixtureRequest, vit: SourceModel, tmp_path_factory: pytest.TempPathFactory
 ) -> OnnxModel:
