@@ -6,6 +6,13 @@ that escapes is a bug of ours and shows its traceback (exit code 70).
 
 from __future__ import annotations
 
+import re
+
+_UNSEEN = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
+)
+"""Control characters, and what Unicode has for the direction of text and the ends of lines."""
+
 
 class VitDeployError(Exception):
     """What went wrong and where; `hint` says how to mend it.
@@ -31,13 +38,15 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def spelled_out(text: str) -> str:
+    """`text` with what would move a terminal's cursor or turn the order of what is read escaped;
+    line ends and tabs stay."""
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def one_line(text: str) -> str:
-    """`text` with control characters spelled out: a file's name may hold a newline, or what
-    moves a terminal's cursor."""
-    return "".join(
-        char.encode("unicode_escape").decode() if ord(char) < 32 or 127 <= ord(char) < 160 else char
-        for char in text
-    )
+    """The same with line ends and tabs escaped too: a file's name may hold them."""
+    return spelled_out(text).replace("\n", r"\n").replace("\t", r"\t")
 
 
 class InputError(VitDeployError):

@@ -6,7 +6,6 @@ cattrs by itself makes True of "false", 5 of "5", and three labels of "abc".
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from types import UnionType
@@ -14,17 +13,12 @@ from typing import Any, TypeVar, Union, get_args, get_origin
 
 import cattrs
 
-from vitdeploy.errors import VitDeployError
+from vitdeploy.errors import VitDeployError, spelled_out
 
 AnyConverter = TypeVar("AnyConverter", bound=cattrs.Converter)
 Record = TypeVar("Record")
 
 _LARGEST = 2**64 - 1
-
-_UNSEEN = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"
-)
-"""Control characters, and what Unicode has for the direction of text and the ends of lines."""
 
 DEEPEST = 64
 """No record of ours is a quarter as deep; a deeper one is made to exhaust the stack."""
@@ -116,7 +110,7 @@ def printable(name: str) -> str:
     ends and tabs stay.
     """
     shown = name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
-    return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
+    return spelled_out(shown)
 
 
 def _exactly(value: Any, kind: type[Any]) -> Any:

@@ -211,14 +211,8 @@ def require_taken(
                 hint="leave --res out, or export the model at that size",
             )
     span = None if description is None else description.resolution_range
-    if span is None:
-        return
-    for side, low, high, step in zip(resolution, span.low, span.high, span.step, strict=True):
-        if not low <= side <= high or side % step:
-            raise InputError(
-                f"the graph does not take {asked}",
-                hint=f"it takes multiples of {step} from {low} to {high}",
-            )
+    if span is not None and not span.takes(resolution):
+        raise InputError(f"the graph does not take {asked}", hint=f"it takes {span.in_words()}")
 
 
 def _port(value: onnx.ValueInfoProto) -> Port:

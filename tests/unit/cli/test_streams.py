@@ -156,4 +156,5 @@ def test_the_machines_limits_are_no_bugs_of_ours(error: str) -> None:
 
 def test_what_a_file_is_called_neither_breaks_a_line_nor_moves_the_cursor() -> None:
     assert one_line("a\nb\x1b[2Jc\x9b.png") == "a\\nb\\x1b[2Jc\\x9b.png"
+    assert one_line("a\tb\u202ec") == "a\\tb\\u202ec"
     assert one_line("caf\u00e9 \u732b C:\\x") == "caf\u00e9 \u732b C:\\x"
